@@ -146,30 +146,31 @@ impl Task {
     /// Follows the job's life until its end, or its withdrawal and then its end. `held` is what it holds until its end or its withdrawal, and
     /// `own` until its end, or until its withdrawal is among those that a gateway which stops waits for.
     pub(crate) async fn run(&self, life: impl Future<Output = End>, held: impl Send, own: Option<OwnJob>) {
-        let life = timeout(JOB_MAX, life);
-        let mut life = std::pin::pin!(life);
-        let mut is_over = false;
-        let withdrawn = tokio::select! {
-            end = &mut life => {
-                is_over = self.end(end.ok()).await;
-                // `true` after `JOB_MAX`: no caller needs the job any more, so it is withdrawn.
-                end_is_late(&self.entry)
-            }
-            () = self.entry.withdrawn() => true,
+        let mut life = std::pin::pin!(timeout(JOB_MAX, life));
+        let end = tokio::select! {
+            // `None` after `JOB_MAX`: no caller needs the job any more, so it is withdrawn.
+            end = &mut life => end.ok(),
+            () = self.entry.withdrawn() => None,
         };
+        let Some(end) = end else {
+            drop(held);
+            return self.withdraw(life, own).await;
+        };
+        let is_over = self.end(end).await;
         drop(held);
         if is_over {
             // The job has ended for its callers, so nobody waits for the removal.
             self.remove_record().await;
         }
-        if !withdrawn {
-            return;
-        }
+    }
+
+    /// Tells callers that the job is withdrawn, then the workers. Goes on to follow its `life`, for as long as a withdrawal may take.
+    async fn withdraw(&self, life: impl Future, own: Option<OwnJob>) {
         if self.entry.is_taken_elsewhere()
             && let Some(state) = self.stored_end().await
         {
             // The job has ended, so the withdrawal changes nothing.
-            self.end(Some(End::Stored(state))).await;
+            self.end(End::Stored(state)).await;
             return;
         }
         self.store(&State::Withdrawn).await;
@@ -275,9 +276,7 @@ impl Task {
     }
 
     /// Ends the job. Returns whether its record is to be removed: the end is stored, and this gateway has had the last reply or gives up.
-    async fn end(&self, end: Option<End>) -> bool {
-        // `None` after `JOB_MAX`: the withdrawal that follows ends the job.
-        let Some(mut end) = end else { return false };
+    async fn end(&self, mut end: End) -> bool {
         let mut was_withdrawn = false;
         if matches!(end, End::Answered(..))
             && let Some(state) = self.stored_end().await
@@ -329,11 +328,6 @@ impl Task {
             self.app.jobs.finish(&self.entry, self.idempotency_key.as_deref());
         }
     }
-}
-
-/// Whether the task is done although the job has not ended.
-fn end_is_late(entry: &Entry) -> bool {
-    !entry.state().is_end()
 }
 
 fn failed(state: &State) -> serde_json::Value {

@@ -26,6 +26,7 @@ pub mod off_runtime;
 pub mod operator;
 pub mod outputs;
 pub mod problem;
+pub mod request_span;
 pub mod routes;
 pub mod send_timeout;
 pub mod server;

@@ -17,6 +17,7 @@ use tracing::Level;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
+use uuid::Uuid;
 use vramq_amqp::WITHDRAWN_MAX;
 use vramq_gateway::adoption::Adoption;
 use vramq_gateway::app::{App, Stores};
@@ -34,6 +35,7 @@ use vramq_gateway::routes::router;
 use vramq_gateway::server::{self, Server};
 use vramq_producer::{Client, ConnectError};
 use vramq_program::LogFormat;
+use vramq_spans::Spans;
 
 /// How often old results and uploads are removed.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
@@ -135,6 +137,8 @@ fn init_logs(options: &Options) -> Result<(), String> {
 }
 
 async fn run(config: Config) -> Result<Exit, String> {
+    let instance = Uuid::new_v4().to_string();
+    let spans = Spans::from_environment("vramq-gateway", env!("CARGO_PKG_VERSION"), instance)?.map(Arc::new);
     let listener = TcpListener::bind(config.http.listen)
         .await
         .map_err(|e| format!("http.listen: cannot listen on {}: {e}", config.http.listen))?;
@@ -185,7 +189,7 @@ async fn run(config: Config) -> Result<Exit, String> {
     tracing::info!(%address, "serving");
     tokio::spawn(sweep(app.clone()));
     tokio::spawn(drain_on_signal(drain, drain_max).await?);
-    let all_answered = server.run(router(app.clone()), &app.metrics).await;
+    let all_answered = server.run(router(app.clone(), spans.clone()), &app.metrics).await;
     app.leave_unfinished_jobs().await;
     if let Some(operator) = &app.operator {
         // An action whose caller has hung up may still run. The end of the drain stops it.
@@ -195,6 +199,10 @@ async fn run(config: Config) -> Result<Exit, String> {
         adoption.client.close().await;
     }
     app.client.close().await;
+    if let Some(spans) = spans {
+        // An `Err` is a panic of the SDK, which only loses spans.
+        let _ = tokio::task::spawn_blocking(move || spans.finish()).await;
+    }
     let cut_off = app.cut_off_count();
     tracing::info!(all_answered, cut_off, "drained");
     Ok(if all_answered && cut_off == 0 { Exit::Drained } else { Exit::CutOff })

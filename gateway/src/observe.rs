@@ -1,6 +1,7 @@
-//! Middleware of every request: gives it an id and a trace, writes its line in the access log, counts it, reads what its handler leaves of
+//! Middleware of every request: gives it an id and a trace, writes its line in the access log and its span, counts it, reads what its handler leaves of
 //! its body, and writes errors in the shape of its API.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Body;
@@ -9,20 +10,37 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use vramq_schemas::headers::TRACEPARENT;
+use vramq_spans::Spans;
 
 use crate::app::App;
 use crate::held_body::{HeldBody, UntilSent};
 use crate::lingering_body::LingeringBody;
 use crate::metrics::{self, Route};
 use crate::problem::{JOB_ID, Problem, Shape};
+use crate::request_span::RequestSpan;
 use crate::trace::{REQUEST_ID, Trace};
 
 /// The status, in the log and in metrics, of a request whose client hung up. No client receives it. nginx uses the same number.
 const HUNG_UP: u16 = 499;
 
+/// What monitoring asks every few seconds.
+const PROBES: [&str; 4] = ["/livez", "/readyz", "/health", "/metrics"];
+
+/// The longest path in the log and in spans.
+const PATH_BYTES_MAX: usize = 256;
+
+/// What observes requests.
+#[derive(Clone, Debug)]
+pub struct Observer {
+    pub app: App,
+    /// `None`: no collector takes spans.
+    pub spans: Option<Arc<Spans>>,
+}
+
 /// The outermost layer.
-pub async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
-    let seen = Seen::new(&app, &request);
+pub async fn observe(State(observer): State<Observer>, request: Request, next: Next) -> Response {
+    let seen = Seen::new(&observer, &request);
+    let app = observer.app;
     let (mut parts, body) = request.into_parts();
     parts.extensions.insert(seen.trace.clone());
     let body = Body::new(LingeringBody::new(&parts.headers, body));
@@ -52,19 +70,30 @@ struct Seen {
     path: String,
     route: String,
     trace: Trace,
+    /// `None`: no collector takes spans, or the request is a probe's.
+    span: Option<RequestSpan>,
     is_answered: bool,
 }
 
 impl Seen {
-    fn new(app: &App, request: &Request) -> Self {
-        let route = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str);
+    fn new(observer: &Observer, request: &Request) -> Self {
+        let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
+        let path = request.uri().path();
+        let path = &path[..path.floor_char_boundary(PATH_BYTES_MAX)];
+        let mut trace = Trace::of(request.headers());
+        let spans = observer.spans.as_ref().filter(|_| !PROBES.contains(&path));
+        let span = spans.map(|spans| RequestSpan::start(spans, request, route, path, &trace));
+        if let Some(span) = &span {
+            trace.traceparent = span.traceparent();
+        }
         Self {
-            app: app.clone(),
+            app: observer.app.clone(),
             start: Instant::now(),
             method: request.method().clone(),
-            path: request.uri().path().to_owned(),
-            route: route.to_owned(),
-            trace: Trace::of(request.headers()),
+            path: path.to_owned(),
+            route: route.unwrap_or("none").to_owned(),
+            trace,
+            span,
             is_answered: false,
         }
     }
@@ -78,18 +107,20 @@ impl Seen {
         self.note(response.status().as_u16());
     }
 
-    fn note(&self, status: u16) {
-        let Self { app, start, method, path, route, trace, .. } = self;
+    fn note(&mut self, status: u16) {
+        let Self { app, start, method, path, route, trace, span, .. } = self;
         let elapsed = start.elapsed();
         let ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
-        let path = &path[..path.floor_char_boundary(256)];
         let (request_id, traceparent) = (&trace.request_id, &trace.traceparent);
         let (caller, job) = (trace.subject.caller(), trace.subject.job());
         // Probes come every few seconds, so successful ones are not logged.
-        if matches!(path, "/livez" | "/readyz" | "/health" | "/metrics") && status == 200 {
+        if PROBES.contains(&path.as_str()) && status == 200 {
             tracing::debug!(%method, path, status, ms, request_id, "request");
         } else {
             tracing::info!(%method, path, status, ms, caller, job, request_id, traceparent, "request");
+        }
+        if let Some(span) = span {
+            span.end(status, caller, job);
         }
         app.metrics.requests.get_or_create(&metrics::Request { route: route.clone(), status }).inc();
         app.metrics.seconds.get_or_create(&Route { route: route.clone() }).observe(elapsed.as_secs_f64());

@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use axum::http::{HeaderMap, HeaderName};
 use uuid::Uuid;
+use vramq_schemas::Traceparent;
 use vramq_schemas::headers::{TRACEPARENT, TRACESTATE};
 
 /// The header with the id of a request, in both directions.
@@ -16,7 +17,10 @@ const REQUEST_ID_BYTES_MAX: usize = 128;
 #[derive(Clone, Debug)]
 pub struct Trace {
     pub request_id: String,
-    /// W3C Trace Context: the client's, or a new one.
+    /// The client's `traceparent`, if it is valid.
+    pub client: Option<Traceparent>,
+    /// The `traceparent` of the request's job: the request's own span if the gateway sends spans to a collector. Otherwise the client's, or
+    /// a new one.
     pub traceparent: String,
     /// The client's `tracestate`, if it is valid and came with a valid `traceparent`. Not longer than the standard requires everybody to
     /// forward.
@@ -62,14 +66,15 @@ impl Trace {
                 (1..=REQUEST_ID_BYTES_MAX).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic())
             })
             .map_or_else(|| Uuid::now_v7().to_string(), str::to_owned);
-        let given = text(&HeaderName::from_static(TRACEPARENT));
-        let given = given.filter(|text| text.parse::<vramq_schemas::Traceparent>().is_ok());
-        let tracestate = given
+        let client =
+            text(&HeaderName::from_static(TRACEPARENT)).and_then(|text| text.parse::<Traceparent>().ok());
+        let tracestate = client
+            .as_ref()
             .and_then(|_| text(&HeaderName::from_static(TRACESTATE)))
             .filter(|state| vramq_schemas::is_tracestate(state))
             .map(str::to_owned);
-        let traceparent = given.map_or_else(new_traceparent, str::to_owned);
-        Self { request_id, traceparent, tracestate, subject: Arc::default() }
+        let traceparent = client.as_ref().map_or_else(new_traceparent, ToString::to_string);
+        Self { request_id, client, traceparent, tracestate, subject: Arc::default() }
     }
 }
 
@@ -104,7 +109,7 @@ mod tests {
         for odd in ["", "a b", &long] {
             let made = trace(&[("x-request-id", odd), ("traceparent", "00-zz")]);
             assert!(Uuid::parse_str(&made.request_id).is_ok());
-            assert!(made.traceparent.parse::<vramq_schemas::Traceparent>().is_ok(), "{}", made.traceparent);
+            assert!(made.traceparent.parse::<Traceparent>().is_ok(), "{}", made.traceparent);
         }
     }
 }

@@ -52,6 +52,7 @@ pub mod reply_counter;
 mod schema;
 pub mod setup;
 pub mod shared_device;
+pub mod span_collector;
 pub mod terminal;
 pub mod test_env;
 pub mod wait;

@@ -18,7 +18,7 @@ use crate::identity::Identity;
 use crate::model::Model;
 use crate::observability::logs::Logs;
 use crate::observability::metrics::Meters;
-use crate::observability::spans::Spans;
+use crate::observability::spans::JobSpans;
 use crate::observability::status_board::{Status, StatusBoard};
 use crate::observability::status_reporter::StatusReporter;
 use crate::publishers::PublisherRules;
@@ -48,7 +48,7 @@ pub struct WorkerContext {
     pub reporter: Arc<StatusReporter>,
     pub logs: Logs,
     /// Where spans of jobs are sent, if at all.
-    pub spans: Option<Arc<Spans>>,
+    pub spans: Option<Arc<JobSpans>>,
     pub aux_state: Arc<AuxChannelState>,
     pub consumer_timeouts: ConsumerTimeouts,
     pub silent_queues: SilentQueues,

@@ -10,7 +10,7 @@ use axum::http::StatusCode;
 use crate::adoption::Place;
 use crate::app::App;
 use crate::job_task::{Task, callers};
-use crate::jobs::earlier::Name;
+use crate::jobs::earlier::JobName;
 use crate::jobs::in_time::in_time;
 use crate::jobs::record::Record;
 use crate::jobs::registry::Added;
@@ -37,7 +37,7 @@ pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<Option<Arc<Ent
 pub async fn find_same(
     app: &App,
     caller: &Caller,
-    name: &Name,
+    name: &JobName,
     fingerprint: [u8; 32],
 ) -> Result<Option<Arc<Entry>>, Problem> {
     match record(app, caller, &name.id).await {

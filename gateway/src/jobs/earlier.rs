@@ -17,14 +17,14 @@ const LOOK_MAX: Duration = Duration::from_secs(10);
 
 /// The name of a job that its caller gives it, as an id or by an idempotency key.
 #[derive(Debug)]
-pub struct Name {
+pub struct JobName {
     pub id: String,
     pub message_id: String,
     /// The part of the request that has the name, for error messages.
     pub what: &'static str,
 }
 
-impl Name {
+impl JobName {
     /// `None` if the request has neither: then the same job cannot be asked for again.
     pub fn of(caller: &Caller, id: Option<&str>, idempotency_key: Option<&str>) -> Option<Self> {
         if let Some(id) = id {
@@ -58,10 +58,10 @@ pub fn keyed_id(owner: &str, idempotency_key: &str) -> String {
 ///
 /// # Errors
 /// The name stands for another request.
-pub async fn find(
+pub async fn find_stored(
     results: Option<&ResultStore>,
     caller: &Caller,
-    name: &Name,
+    name: &JobName,
     fingerprint: [u8; 32],
 ) -> Result<Option<Bytes>, Problem> {
     let Some(results) = results else { return Ok(None) };

@@ -14,7 +14,7 @@ use futures_util::{Stream, stream};
 use tokio::sync::watch;
 
 use super::Authenticated;
-use super::known_job::{Known, find_admitted, unknown};
+use super::found_job::{FoundJob, find_admitted, unknown};
 use crate::app::App;
 use crate::drain::Drain;
 use crate::jobs::entry::{self, LAST_EVENT};
@@ -38,8 +38,8 @@ pub async fn events(
 ) -> Result<Response, Problem> {
     let last = headers.get(LAST_EVENT_ID).and_then(|id| id.to_str().ok()?.parse::<u64>().ok()).unwrap_or(0);
     match find_admitted(&app, &caller, &id).await? {
-        (Known::Here(entry), _) => Ok(followed(&app, entry, last)),
-        (Known::Stored(job), _reader) => stored_end(job, last).await.ok_or_else(|| unknown(&app, &id)),
+        (FoundJob::Here(entry), _) => Ok(followed(&app, entry, last)),
+        (FoundJob::Stored(job), _reader) => stored_end(job, last).await.ok_or_else(|| unknown(&app, &id)),
     }
 }
 

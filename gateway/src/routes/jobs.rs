@@ -13,8 +13,8 @@ use tokio::time::timeout;
 use vramq_producer::{Input, Params, PublishError};
 use vramq_schemas::ITEMS_MAX;
 
+use super::found_job::{Claimed, FoundJob, RepeatedRequest, find_by_id};
 use super::idempotency::idempotency_key;
-use super::known_job::{Known, Named, SameAs, find};
 use super::openai::name_job;
 use super::prefer::wait_of;
 use super::{Authenticated, references};
@@ -24,7 +24,7 @@ use crate::drain::Drain;
 use crate::files::is_id;
 use crate::held_body::UntilSent;
 use crate::job_task::{Submission, start};
-use crate::jobs::earlier::Name;
+use crate::jobs::earlier::JobName;
 use crate::jobs::view::{failure_of, written};
 use crate::jobs::{Entry, State as JobState};
 use crate::keys::{Caller, is_name};
@@ -128,9 +128,9 @@ async fn admitted(
     let Parsed { value, digest, mut room } = body::json::<JobRequest>(app, caller, headers, body).await?;
     value.check()?;
     let JobRequest { model, mut inputs, params, batch_hint, model_revision } = value;
-    let name = Name::of(caller, id.as_deref(), idempotency_key.as_deref());
+    let name = JobName::of(caller, id.as_deref(), idempotency_key.as_deref());
     // Before the inputs are looked up: an upload may be gone since the first request, whose answer stands.
-    let same = SameAs {
+    let same = RepeatedRequest {
         app,
         caller,
         name: name.as_ref(),
@@ -138,19 +138,19 @@ async fn admitted(
         fingerprint: digest,
         failed_runs_again: false,
     };
-    if let Some(known) = same.find().await? {
+    if let Some(found) = same.find_earlier().await? {
         drop((inputs, params, room));
-        return known_response(app, known, name.as_ref(), wait, &trace).await;
+        return found_response(app, found, name.as_ref(), wait, &trace).await;
     }
     // Cheap checks first: there may be 65,536 references to look up.
     references::check(app, &inputs)?;
     app.check_model(caller, &model).await?;
     references::resolve(app, caller, &mut inputs, &mut room).await?;
     let claim = match same.claim().await? {
-        Named::New(claim) => claim,
-        Named::Known(known) => {
+        Claimed::New(claim) => claim,
+        Claimed::Found(found) => {
             drop((inputs, params, room));
-            return known_response(app, known, name.as_ref(), wait, &trace).await;
+            return found_response(app, found, name.as_ref(), wait, &trace).await;
         }
     };
     let submission = Submission {
@@ -175,20 +175,20 @@ async fn admitted(
 }
 
 /// The response with the job that the same request started before.
-async fn known_response(
+async fn found_response(
     app: &App,
-    known: Known,
-    name: Option<&Name>,
+    found: FoundJob,
+    name: Option<&JobName>,
     wait: Option<Duration>,
     trace: &Trace,
 ) -> Result<Response, Problem> {
-    match known {
-        Known::Here(entry) => {
+    match found {
+        FoundJob::Here(entry) => {
             trace.subject.is_job(&entry.message_id);
             follow(app, &entry, wait).await;
             answer(&entry, wait).await
         }
-        Known::Stored(written) => {
+        FoundJob::Stored(written) => {
             let response = ended_response(failure_of(&written).as_ref(), written);
             Ok(match name {
                 Some(name) => named(response, &name.id, &name.message_id, wait),
@@ -281,7 +281,7 @@ pub async fn read(
     Path(id): Path<String>,
 ) -> Result<Response, Problem> {
     let reader = app.admit_reader(&caller)?;
-    let written = written_of(find(&app, &caller, &id).await?).await?;
+    let written = written_of(find_by_id(&app, &caller, &id).await?).await?;
     Ok(read_response(written, reader))
 }
 
@@ -296,14 +296,14 @@ pub async fn delete(
         Err(_) if app.jobs.find(&caller.name, &id).is_some() => None,
         admitted => Some(admitted?),
     };
-    let known = find(&app, &caller, &id).await?;
-    if let Known::Here(entry) = &known {
+    let found = find_by_id(&app, &caller, &id).await?;
+    if let FoundJob::Here(entry) = &found {
         entry.withdraw();
         // The job's task reacts at once.
         entry.ended().await;
     }
     let reader = reader.map_or_else(|| app.admit_reader(&caller), Ok)?;
-    Ok(read_response(written_of(known).await?, reader))
+    Ok(read_response(written_of(found).await?, reader))
 }
 
 /// The response with a job. The reader's permit is held until the response is sent.
@@ -313,10 +313,10 @@ fn read_response(written: Bytes, reader: Permits) -> Response {
     response
 }
 
-async fn written_of(known: Known) -> Result<Bytes, Problem> {
-    match known {
-        Known::Here(entry) => view(&entry).await,
-        Known::Stored(written) => Ok(written),
+async fn written_of(found: FoundJob) -> Result<Bytes, Problem> {
+    match found {
+        FoundJob::Here(entry) => view(&entry).await,
+        FoundJob::Stored(written) => Ok(written),
     }
 }
 

@@ -4,10 +4,10 @@ mod dead_letters;
 mod events;
 mod files;
 mod form;
+mod found_job;
 mod health;
 mod idempotency;
 mod jobs;
-mod known_job;
 mod one_job;
 mod openai;
 mod openai_input;
@@ -33,12 +33,13 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+use vramq_spans::Spans;
 
 use crate::app::App;
 use crate::drain::Drain;
 use crate::jobs::{Entry, State};
 use crate::keys::Caller;
-use crate::observe::observe;
+use crate::observe::{Observer, observe};
 use crate::problem::{Problem, Retry};
 use crate::trace::Trace;
 
@@ -57,8 +58,8 @@ const EXPOSED: [&str; 11] = [
     "x-vramq-usage",
 ];
 
-/// All routes. `page/openapi.json` describes them; a test compares the two.
-pub fn router(app: App) -> Router {
+/// All routes. `page/openapi.json` describes them; a test compares the two. Each request becomes a span, if there are `spans`.
+pub fn router(app: App, spans: Option<Arc<Spans>>) -> Router {
     Router::new()
         .route("/v1/embeddings", post(openai::embeddings))
         .route("/v1/models", get(openai::models))
@@ -96,7 +97,7 @@ pub fn router(app: App) -> Router {
         })
         .layer(cors(&app.config.http.cors_origins))
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(middleware::from_fn_with_state(app.clone(), observe))
+        .layer(middleware::from_fn_with_state(Observer { app: app.clone(), spans }, observe))
         .with_state(app)
 }
 

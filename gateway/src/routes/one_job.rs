@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 use vramq_producer::{Answer, Input, Job, Params};
 
+use super::found_job::{Claimed, FoundJob, RepeatedRequest};
 use super::idempotency::idempotency_key;
-use super::known_job::{Known, Named, SameAs};
 use super::{Authenticated, wait};
 use crate::app::{App, Permits};
 use crate::body::{self, Parsed};
@@ -22,7 +22,7 @@ use crate::held_body::UntilSent;
 use crate::job_task::{Submission, start};
 use crate::jobs::Entry;
 use crate::jobs::claim::Claim;
-use crate::jobs::earlier::Name;
+use crate::jobs::earlier::JobName;
 use crate::jobs::view::answer_of;
 use crate::keys::Caller;
 use crate::off_runtime::off_runtime;
@@ -139,8 +139,8 @@ impl Admitted {
         let asked = format!("{}\n{model}", self.route);
         let fingerprint: [u8; 32] =
             Sha256::new().chain_update(self.digest).chain_update(asked).finalize().into();
-        let name = Name::of(&self.caller, None, self.idempotency_key.as_deref());
-        let same = SameAs {
+        let name = JobName::of(&self.caller, None, self.idempotency_key.as_deref());
+        let same = RepeatedRequest {
             app: &self.app,
             caller: &self.caller,
             name: name.as_ref(),
@@ -148,15 +148,15 @@ impl Admitted {
             fingerprint,
             failed_runs_again: true,
         };
-        let named = match same.find().await? {
-            Some(known) => Named::Known(known),
+        let claimed = match same.find_earlier().await? {
+            Some(found) => Claimed::Found(found),
             None => {
                 self.app.check_model(&self.caller, &model).await?;
                 same.claim().await?
             }
         };
-        let claim = match named {
-            Named::Known(Known::Here(entry)) => {
+        let claim = match claimed {
+            Claimed::Found(FoundJob::Here(entry)) => {
                 let Self { app, room, trace, .. } = self;
                 // The wait may be long.
                 drop((inputs, params, room));
@@ -164,7 +164,7 @@ impl Admitted {
                 let answer = wait(&app, &entry, true).await?;
                 return Ok((entry, answer));
             }
-            Named::Known(Known::Stored(written)) => {
+            Claimed::Found(FoundJob::Stored(written)) => {
                 let answer = off_runtime(written.len(), move || answer_of(&written)).await;
                 if let Some((answer, name)) = answer.zip(name) {
                     let (owner, items) = (self.caller.name.clone(), inputs.len());
@@ -174,7 +174,7 @@ impl Admitted {
                 // The stored job cannot be read, so the job runs as without a store.
                 None
             }
-            Named::New(claim) => claim,
+            Claimed::New(claim) => claim,
         };
         self.publish(Job { model, inputs, params }, fingerprint, claim).await
     }

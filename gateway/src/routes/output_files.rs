@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use vramq_stores::reference::hex;
 
-use super::known_job::{Known, find_admitted};
+use super::found_job::{FoundJob, find_admitted};
 use super::range::{DownloadRequest, FileFacts, Wanted, download, unsatisfiable};
 use crate::app::App;
 use crate::files::{FileStatus, FileView, seconds_of};
@@ -127,8 +127,8 @@ async fn uri(app: &App, caller: &Caller, id: &OutputId) -> Result<String, Proble
 /// The caller has no such job, or it has not ended.
 async fn uris(app: &App, caller: &Caller, job: &str) -> Result<Vec<Option<String>>, Problem> {
     let entry = match find_admitted(app, caller, job).await? {
-        (Known::Here(entry), _) => entry,
-        (Known::Stored(written), _reader) => {
+        (FoundJob::Here(entry), _) => entry,
+        (FoundJob::Stored(written), _reader) => {
             return Ok(off_runtime(written.len(), move || stored_uris(&written)).await);
         }
     };

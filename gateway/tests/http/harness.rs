@@ -35,6 +35,8 @@ pub struct Setup {
     pub folder: TempDir,
     /// What gateways take for the folder of this user's state.
     pub state: PathBuf,
+    /// What programs find in their environment, besides this process's own.
+    pub environment: Vec<(&'static str, String)>,
     pub gateways: Vec<Gateway>,
     pub workers: Vec<Program>,
     turn: AtomicUsize,
@@ -80,6 +82,7 @@ impl Setup {
             users: Vec::new(),
             state: folder.path().join("state"),
             folder,
+            environment: Vec::new(),
             gateways: Vec::new(),
             workers: Vec::new(),
             turn: AtomicUsize::new(0),
@@ -139,7 +142,8 @@ impl Setup {
                 other => command.args(["--set", &format!("model.{other}.engine=echo")]),
             };
         }
-        let program = Program::start(command.args(options), &name, self.folder.path());
+        command.args(options).envs(self.environment.clone());
+        let program = Program::start(&mut command, &name, self.folder.path());
         self.workers.push(program);
     }
 
@@ -165,7 +169,7 @@ impl Setup {
         self.launched += 1;
         let mut command = clean(Path::new(env!("CARGO_BIN_EXE_vramq-gateway")));
         command.args(["run", "--listen", "127.0.0.1:0", "--broker-url", amqp_url]).args(options);
-        command.env("XDG_STATE_HOME", &self.state);
+        command.env("XDG_STATE_HOME", &self.state).envs(self.environment.clone());
         let program = Program::start(&mut command, &name, self.folder.path());
         let address = until("the gateway serves", || {
             let line = program.lines().into_iter().find(|line| line["message"] == "serving")?;

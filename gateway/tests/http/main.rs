@@ -33,5 +33,6 @@ mod requests;
 mod scores;
 mod sparse;
 mod tls;
+mod traces;
 mod withdrawals;
 mod withdrawn_jobs;

@@ -1,16 +1,9 @@
 //! Traces: `traceparent`, `tracestate` and `app_id` from the publisher to every reply and dead letter, in logs, and as spans at a collector.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::AMQPValue;
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
-use prost::Message as _;
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::net::{TcpListener, TcpStream};
 use vramq_schemas::headers::{TRACEPARENT, TRACESTATE};
 use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{Reason, ReplyKind, TraceContext};
@@ -20,8 +13,8 @@ use vramq_tests::job::Message;
 use vramq_tests::metrics::figures;
 use vramq_tests::ports::ClosedPort;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
+use vramq_tests::span_collector::{Collected, SpanCollector};
 use vramq_tests::test_env::{MODEL, TestEnv};
-use vramq_tests::wait::DEADLINE;
 use vramq_tests::worker::Worker;
 use vramq_tests::{on_one_setup, on_queue_types};
 
@@ -114,47 +107,6 @@ async fn a_malformed_traceparent_is_ignored(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-/// Takes the next batch of spans, as any collector does.
-async fn batch(listener: &TcpListener) -> Result<Vec<Span>> {
-    let (stream, _) = listener.accept().await?;
-    let (head, body) = request(&mut BufReader::new(stream)).await?;
-    ensure!(head[0].starts_with("POST /v1/traces HTTP/1.1"), "{head:?}");
-    ensure!(
-        head.iter().any(|line| line.eq_ignore_ascii_case("content-type: application/x-protobuf")),
-        "{head:?}"
-    );
-    let batch = ExportTraceServiceRequest::decode(body.as_slice())?;
-    let mut spans = Vec::new();
-    for resource in batch.resource_spans {
-        let of = format!("{:?}", resource.resource);
-        ensure!(of.contains("vramq-worker") && of.contains("worker-0"), "{of}");
-        spans.extend(resource.scope_spans.into_iter().flat_map(|scope| scope.spans));
-    }
-    Ok(spans)
-}
-
-async fn request(stream: &mut BufReader<TcpStream>) -> Result<(Vec<String>, Vec<u8>)> {
-    let mut head = Vec::new();
-    loop {
-        let mut line = String::new();
-        stream.read_line(&mut line).await?;
-        if line.trim().is_empty() {
-            break;
-        }
-        head.push(line.trim().to_owned());
-    }
-    let length =
-        head.iter().find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse().ok());
-    let mut body = vec![0; length.context("no length")?];
-    stream.read_exact(&mut body).await?;
-    stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").await?;
-    Ok((head, body))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// A worker that sends its spans to a collector, ten times a second.
 async fn worker_that_exports(env: &mut TestEnv, endpoint: &str) -> Result<Worker> {
     env.set_environment("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint);
@@ -163,26 +115,24 @@ async fn worker_that_exports(env: &mut TestEnv, endpoint: &str) -> Result<Worker
 }
 
 async fn spans_reach_a_collector(env: &mut TestEnv) -> Result<()> {
-    let collector = TcpListener::bind("127.0.0.1:0").await?;
-    let endpoint = format!("http://{}", collector.local_addr()?);
-    let worker = worker_that_exports(env, &endpoint).await?;
+    let collector = SpanCollector::start().await?;
+    let worker = worker_that_exports(env, &collector.endpoint).await?;
     let traced = traced(env.job("traced", ["x"])?);
     let traced = traced.with(|properties| properties.with_correlation_id("traced by its caller".into()));
     let body_bytes = i64::try_from(traced.body.len())?;
     env.client.publish(MODEL, traced).await?;
-    let mut spans = BTreeMap::new();
-    while spans.len() < 4 {
-        let batch = tokio::time::timeout(DEADLINE, batch(&collector)).await;
-        spans.extend(batch.context("no spans")??.into_iter().map(|span| (span.name.clone(), span)));
-    }
+    let job = collector.span("a span of the job", |it| is_of_job(it) && it.trace_id() == TRACE_ID).await?;
     ensure!(env.replies().await?.next().await?.id() == "traced");
-    let of_job = format!("process {}", destination());
-    let job = spans.get(&of_job).with_context(|| format!("no span of the job: {:?}", spans.keys()))?;
-    ensure!(hex(&job.trace_id) == TRACE_ID && hex(&job.parent_span_id) == "00f067aa0ba902b7", "{job:?}");
-    ensure!(job.trace_state == STATE && job.kind == SpanKind::Consumer as i32, "{job:?}");
-    describes_the_job(env, job, body_bytes)?;
-    stages_fill_the_job(&spans, job)?;
-    spans_that_wait_are_sent_at_the_end(env, worker, collector).await
+    ensure!(job.service == ("vramq-worker".to_owned(), "worker-0".to_owned()), "{job:?}");
+    ensure!(job.parent() == "00f067aa0ba902b7", "{job:?}");
+    ensure!(job.span.trace_state == STATE && job.span.kind == SpanKind::Consumer as i32, "{job:?}");
+    describes_the_job(env, &job, body_bytes)?;
+    stages_fill_the_job(&collector, &job).await?;
+    spans_that_wait_are_sent_at_the_end(env, worker, &collector).await
+}
+
+fn is_of_job(it: &Collected) -> bool {
+    it.span.name == format!("process {}", destination())
 }
 
 /// Where the broker's clients say that they publish the model's jobs.
@@ -191,7 +141,7 @@ fn destination() -> String {
 }
 
 /// The span of the job says what it was, by OpenTelemetry's names and by vramq's.
-fn describes_the_job(env: &TestEnv, job: &Span, body_bytes: i64) -> Result<()> {
+fn describes_the_job(env: &TestEnv, job: &Collected, body_bytes: i64) -> Result<()> {
     let (_, address) = env.url.split_once('@').context("no user in the broker's address")?;
     let (address, _) = address.split_once('/').context("no virtual host in the broker's address")?;
     let (host, port) = address.rsplit_once(':').context("no port in the broker's address")?;
@@ -215,24 +165,23 @@ fn describes_the_job(env: &TestEnv, job: &Span, body_bytes: i64) -> Result<()> {
     ];
     let numbers = numbers.map(|(name, value)| (name, Value::IntValue(value)));
     for (name, value) in texts.into_iter().chain(numbers) {
-        let attribute = job.attributes.iter().find(|attribute| attribute.key == name);
-        let attribute = attribute.with_context(|| format!("no attribute {name}"))?;
-        let found = attribute.value.as_ref().and_then(|found| found.value.as_ref());
+        let found = job.attribute(name);
         ensure!(found == Some(&value), "{name} is {found:?}, not {value:?}");
     }
     Ok(())
 }
 
 /// The spans of the job's stages follow one another without a gap, from its beginning to its end.
-fn stages_fill_the_job(spans: &BTreeMap<String, Span>, job: &Span) -> Result<()> {
-    let mut end = job.start_time_unix_nano;
+async fn stages_fill_the_job(collector: &SpanCollector, job: &Collected) -> Result<()> {
+    let mut end = job.span.start_time_unix_nano;
     for name in ["queued", "run", "publish"] {
-        let span = spans.get(name).with_context(|| format!("no span {name}"))?;
-        ensure!(span.trace_id == job.trace_id && span.parent_span_id == job.span_id, "{span:?}");
+        let stage = collector.span(name, |it| it.span.name == name && it.parent() == job.id()).await?;
+        ensure!(stage.trace_id() == job.trace_id(), "{stage:?}");
+        let span = stage.span;
         ensure!(span.start_time_unix_nano == end && span.end_time_unix_nano >= end, "{name}: {span:?}");
         end = span.end_time_unix_nano;
     }
-    ensure!(end == job.end_time_unix_nano, "{end} is not the end of {job:?}");
+    ensure!(end == job.span.end_time_unix_nano, "{end} is not the end of {job:?}");
     Ok(())
 }
 
@@ -240,24 +189,15 @@ fn stages_fill_the_job(spans: &BTreeMap<String, Span>, job: &Span) -> Result<()>
 async fn spans_that_wait_are_sent_at_the_end(
     env: &mut TestEnv,
     worker: Worker,
-    collector: TcpListener,
+    collector: &SpanCollector,
 ) -> Result<()> {
     env.client.publish(MODEL, env.job("untraced", ["x"])?).await?;
     // What the broker has sent need not have come to the worker.
     figures(&worker, "the job's pass", |figures| figures.sum("vramq_items_total") == 2).await?;
-    let collecting = tokio::spawn(async move {
-        let mut spans = Vec::new();
-        // They may come in several batches, and one that nobody takes is lost.
-        while spans.len() < 4 {
-            spans.extend(batch(&collector).await?);
-        }
-        anyhow::Ok(spans)
-    });
     worker.drain().await?;
-    let last = tokio::time::timeout(DEADLINE, collecting).await.context("not all spans")???;
-    let of_job = format!("process {}", destination());
-    let job = last.iter().find(|span| span.name == of_job).context("no span of a job without a parent")?;
-    ensure!(job.parent_span_id.is_empty() && hex(&job.trace_id) != TRACE_ID, "{job:?}");
+    let is_untraced = |it: &Collected| is_of_job(it) && it.trace_id() != TRACE_ID;
+    let job = collector.span("a span of a job without a parent", is_untraced).await?;
+    ensure!(job.parent().is_empty(), "{job:?}");
     ensure!(env.replies().await?.next().await?.id() == "untraced");
     Ok(())
 }

@@ -18,7 +18,6 @@ use super::open::{OpenError, Opened};
 use super::{end, learned_limits, sessions};
 use crate::broker::consumer_timeouts::ConsumerTimeouts;
 use crate::broker::silent_queues::SilentQueues;
-use crate::config::cli::has_span_collector;
 use crate::config::{self, Config, DeviceKind};
 use crate::context::WorkerContext;
 use crate::device::cuda;
@@ -31,7 +30,7 @@ use crate::model::Model;
 use crate::observability::http::{self, HttpState};
 use crate::observability::logs::Logs;
 use crate::observability::metrics::Metrics;
-use crate::observability::spans::Spans;
+use crate::observability::spans::JobSpans;
 use crate::observability::status_board::StatusBoard;
 use crate::observability::status_reporter::StatusReporter;
 use crate::signals::Signals;
@@ -47,7 +46,7 @@ struct Observability {
     board: Arc<StatusBoard>,
     metrics: Arc<Metrics>,
     logs: Logs,
-    spans: Option<Spans>,
+    spans: Option<JobSpans>,
 }
 
 /// Runs a worker. `Err` is the exit code of a start that failed. `has_parent`: the worker is one of several, each with a GPU.
@@ -62,8 +61,8 @@ pub(super) fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, 
     let identity = Arc::new(Identity { worker: config.name.clone(), version: env!("CARGO_PKG_VERSION") });
     let board = Arc::new(StatusBoard::default());
     let metrics = Arc::new(Metrics::new(&identity, &board));
-    let spans = has_span_collector().then(|| Spans::start(&identity)).transpose().map_err(|error| {
-        tracing::error!("cannot start: OTEL_EXPORTER_OTLP_ENDPOINT: {error}");
+    let spans = JobSpans::from_environment(&identity).map_err(|error| {
+        tracing::error!("cannot start: {error}");
         Exit::Usage
     })?;
     let signals = async { if has_parent { Signals::listen_to_parent() } else { Signals::listen() } };
@@ -273,7 +272,7 @@ fn settings(config: &Config, opened: &Opened, executors: &[Box<dyn Executor>]) -
 }
 
 /// Sends the last spans and ends the process at once. Does not wait for passes that an executor still has.
-async fn finish(spans: Option<Arc<Spans>>, exit: Exit) -> ! {
+async fn finish(spans: Option<Arc<JobSpans>>, exit: Exit) -> ! {
     if let Some(spans) = spans {
         // An `Err` is a panic of the SDK, which only loses spans.
         let _ = tokio::task::spawn_blocking(move || spans.finish()).await;

@@ -106,13 +106,6 @@ pub struct Options {
     pub gpu: Option<Gpu>,
 }
 
-/// Whether OpenTelemetry's standard variables configure a collector of spans. Its SDK reads the details from them itself.
-pub fn has_span_collector() -> bool {
-    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    let disabled = std::env::var("OTEL_SDK_DISABLED").is_ok_and(|value| value.eq_ignore_ascii_case("true"));
-    !disabled && (set("OTEL_EXPORTER_OTLP_ENDPOINT") || set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
-}
-
 impl Options {
     /// Reads the file, the environment and the flags.
     ///

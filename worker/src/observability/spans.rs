@@ -1,79 +1,44 @@
 //! Spans of jobs for an OTLP collector: `process DESTINATION`, and in it `queued`, `run` and `publish`, built from recorded times when a job
-//! is settled. Names and attributes follow OpenTelemetry's conventions for messaging and RabbitMQ. If too many spans wait for the collector,
-//! further ones are dropped.
+//! is settled. Names and attributes follow OpenTelemetry's conventions for messaging and RabbitMQ.
 
-use std::io::Read as _;
-use std::str::FromStr as _;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use async_trait::async_trait;
-use opentelemetry::trace::{
-    Span as _, SpanContext, SpanId, SpanKind, Status, TraceContextExt as _, TraceFlags, TraceId, TraceState,
-    Tracer as _, TracerProvider as _,
-};
+use opentelemetry::trace::{Span as _, SpanKind, Status, TraceContextExt as _, Tracer as _};
 use opentelemetry::{Context, KeyValue};
-use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
-use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithHttpConfig as _};
-use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
 use vramq_amqp::BrokerHost;
 use vramq_core::observation::{End, Settled};
-use vramq_schemas::TraceContext;
+use vramq_spans::{Spans, remote_parent};
 
 use super::summary::Summary;
 use crate::identity::Identity;
 use crate::model::Model;
 
-/// How long a collector may take for a batch of spans, and the last spans at the end of the worker.
-const EXPORT_MAX: Duration = Duration::from_secs(5);
-const LAST_EXPORT_MAX: Duration = Duration::from_secs(2);
-
-/// The most bytes of a collector's answer that are read.
-const ANSWER_BYTES_MAX: u64 = 64 * 1024;
-
-/// Where spans go.
+/// Spans of jobs, on their way to a collector.
 #[derive(Debug)]
-pub struct Spans {
-    provider: SdkTracerProvider,
-    tracer: SdkTracer,
-}
+pub struct JobSpans(Spans);
 
-impl Spans {
-    /// Sends spans to the collector in OpenTelemetry's standard variables (such as `OTEL_EXPORTER_OTLP_ENDPOINT`).
+impl JobSpans {
+    /// `None` if the environment names no collector.
     ///
     /// # Errors
-    /// The variables cannot be used.
-    pub fn start(identity: &Identity) -> Result<Self, ExporterBuildError> {
-        let agent = ureq::AgentBuilder::new().timeout(EXPORT_MAX).build();
-        let client = Collector { agent, failing: AtomicBool::new(false) };
-        let exporter = SpanExporter::builder().with_http().with_http_client(client).build()?;
-        let resource = Resource::builder()
-            .with_service_name("vramq-worker")
-            .with_attribute(KeyValue::new("service.version", identity.version))
-            .with_attribute(KeyValue::new("service.instance.id", identity.worker.clone()))
-            .build();
-        let provider =
-            SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build();
-        let tracer = provider.tracer("vramq-worker");
-        Ok(Self { provider, tracer })
+    /// The variables cannot be used. The text names one.
+    pub fn from_environment(identity: &Identity) -> Result<Option<Self>, String> {
+        let spans = Spans::from_environment("vramq-worker", identity.version, identity.worker.clone())?;
+        Ok(spans.map(Self))
     }
 
     /// Records a job that is settled.
     pub fn record(&self, settled: &Settled, job: &Summary, model: &Model, host: Option<&BrokerHost>) {
         let now = SystemTime::now();
-        let parent = job
-            .trace
-            .as_ref()
-            .and_then(remote)
-            .map_or_else(Context::new, |parent| Context::new().with_remote_span_context(parent));
+        let trace = job.trace.as_ref();
+        let parent = trace.map_or_else(Context::new, |trace| remote_parent(&trace.parent, trace.state()));
         let start = published(job);
         let destination = destination(job, &model.queue_of(job.source));
-        let builder = self.tracer.span_builder(format!("{OPERATION} {destination}"));
+        let builder = self.0.tracer().span_builder(format!("{OPERATION} {destination}"));
         let attributes = attributes(settled, job, &model.name, destination, host);
         let builder =
             builder.with_kind(SpanKind::Consumer).with_start_time(start).with_attributes(attributes);
-        let mut span = builder.start_with_context(&self.tracer, &parent);
+        let mut span = builder.start_with_context(self.0.tracer(), &parent);
         if let End::DeadLettered(reason) | End::Rejected(reason) = settled.end {
             span.set_status(Status::error(reason.as_str()));
         }
@@ -89,14 +54,14 @@ impl Spans {
     }
 
     fn part(&self, name: &'static str, start: SystemTime, end: SystemTime, inside: &Context) {
-        let builder = self.tracer.span_builder(name).with_start_time(start);
-        builder.start_with_context(&self.tracer, inside).end_with_timestamp(end);
+        let tracer = self.0.tracer();
+        let builder = tracer.span_builder(name).with_start_time(start);
+        builder.start_with_context(tracer, inside).end_with_timestamp(end);
     }
 
     /// Sends the waiting spans, if the collector accepts them soon. Blocks.
     pub fn finish(&self) {
-        // A failure was logged when it happened.
-        let _ = self.provider.shutdown_with_timeout(LAST_EXPORT_MAX);
+        self.0.finish();
     }
 }
 
@@ -154,16 +119,6 @@ fn number(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-fn remote(trace: &TraceContext) -> Option<SpanContext> {
-    let parent = &trace.parent;
-    let trace_id = TraceId::from_hex(parent.trace_id()).ok()?;
-    let span_id = SpanId::from_hex(parent.span_id()).ok()?;
-    let flags = if parent.is_sampled() { TraceFlags::SAMPLED } else { TraceFlags::default() };
-    // A state that OpenTelemetry cannot read is still copied to replies.
-    let state = trace.state().and_then(|state| TraceState::from_str(state).ok()).unwrap_or_default();
-    Some(SpanContext::new(trace_id, span_id, flags, true, state))
-}
-
 fn outcome(end: End) -> &'static str {
     match end {
         End::Replied => "answered",
@@ -172,55 +127,6 @@ fn outcome(end: End) -> &'static str {
         End::AlreadySettled => "already-settled",
         End::Withdrawn => "withdrawn",
         End::GivenBack => "handed-back",
-    }
-}
-
-/// Sends spans, on the SDK's own thread.
-#[derive(Debug)]
-struct Collector {
-    agent: ureq::Agent,
-    /// Whether the last batch was lost. Only the first loss in a row is logged.
-    failing: AtomicBool,
-}
-
-#[async_trait]
-impl HttpClient for Collector {
-    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        let answer = self.send(request);
-        let fault = match &answer {
-            Ok(response) if response.status().is_success() => None,
-            Ok(response) => Some(response.status().to_string()),
-            Err(error) => Some(error.to_string()),
-        };
-        match (self.failing.swap(fault.is_some(), Ordering::Relaxed), fault) {
-            (false, Some(error)) => {
-                tracing::warn!(
-                    error,
-                    "spans are lost: the collector does not take them; jobs are not affected"
-                );
-            }
-            (true, None) => tracing::info!("the collector takes spans again"),
-            _ => {}
-        }
-        answer
-    }
-}
-
-impl Collector {
-    fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        let (head, body) = request.into_parts();
-        let mut sent = self.agent.request(head.method.as_str(), &head.uri.to_string());
-        for (name, value) in &head.headers {
-            sent = sent.set(name.as_str(), value.to_str()?);
-        }
-        let answer = match sent.send_bytes(&body) {
-            Ok(answer) | Err(ureq::Error::Status(_, answer)) => answer,
-            Err(error) => return Err(error.into()),
-        };
-        let status = answer.status();
-        let mut bytes = Vec::new();
-        answer.into_reader().take(ANSWER_BYTES_MAX).read_to_end(&mut bytes)?;
-        Ok(Response::builder().status(status).body(bytes.into())?)
     }
 }
 

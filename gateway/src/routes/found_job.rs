@@ -11,7 +11,7 @@ use crate::drain::Drain;
 use crate::followed;
 use crate::jobs::Entry;
 use crate::jobs::claim::{ABANDONED_AFTER, Claim, Claimant};
-use crate::jobs::earlier::{self, Name};
+use crate::jobs::earlier::{self, JobName};
 use crate::jobs::view::end_of;
 use crate::keys::Caller;
 use crate::off_runtime::off_runtime;
@@ -23,27 +23,27 @@ const CLAIM_LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A caller's job.
 #[derive(Debug)]
-pub enum Known {
+pub enum FoundJob {
     /// A job with a task on this gateway. The job may be another gateway's, which this one follows.
     Here(Arc<Entry>),
     /// A finished job, as stored.
     Stored(Bytes),
 }
 
-/// Like [`find`], for routes that answer without the results. Returns the permit under which a stored job's results are in memory.
+/// Like [`find_by_id`], for routes that answer without the results. Returns the permit under which a stored job's results are in memory.
 ///
 /// # Errors
-/// As for [`find`], or the gateway is full, or the caller has its share.
+/// As for [`find_by_id`], or the gateway is full, or the caller has its share.
 pub async fn find_admitted(
     app: &App,
     caller: &Caller,
     id: &str,
-) -> Result<(Known, Option<Permits>), Problem> {
+) -> Result<(FoundJob, Option<Permits>), Problem> {
     if let Some(entry) = app.jobs.find(&caller.name, id) {
-        return Ok((Known::Here(entry), None));
+        return Ok((FoundJob::Here(entry), None));
     }
     let reader = app.admit_reader(caller)?;
-    Ok((find(app, caller, id).await?, Some(reader)))
+    Ok((find_by_id(app, caller, id).await?, Some(reader)))
 }
 
 /// The caller's job, in memory, in the result store, or at another gateway. A stored job comes with all of its results, so the caller of
@@ -51,20 +51,20 @@ pub async fn find_admitted(
 ///
 /// # Errors
 /// The job does not exist, or this gateway does not know it.
-pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<Known, Problem> {
+pub async fn find_by_id(app: &App, caller: &Caller, id: &str) -> Result<FoundJob, Problem> {
     if let Some(entry) = app.jobs.find(&caller.name, id) {
-        return Ok(Known::Here(entry));
+        return Ok(FoundJob::Here(entry));
     }
     if let Some(results) = &app.results {
         if let Some(written) = results.get(&caller.name, id).await {
-            return Ok(Known::Stored(written));
+            return Ok(FoundJob::Stored(written));
         }
         if let Some(entry) = followed::find(app, caller, id).await? {
-            return Ok(Known::Here(entry));
+            return Ok(FoundJob::Here(entry));
         }
         // The job may have ended in the meantime.
         if let Some(written) = results.get(&caller.name, id).await {
-            return Ok(Known::Stored(written));
+            return Ok(FoundJob::Stored(written));
         }
     }
     Err(unknown(app, id))
@@ -72,71 +72,73 @@ pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<Known, Problem
 
 /// A request that may be the same as an earlier one.
 #[derive(Debug)]
-pub struct SameAs<'a> {
+pub struct RepeatedRequest<'a> {
     pub app: &'a App,
     pub caller: &'a Caller,
     /// `None`: the same job cannot be asked for again.
-    pub name: Option<&'a Name>,
+    pub name: Option<&'a JobName>,
     pub idempotency_key: Option<&'a str>,
     pub fingerprint: [u8; 32],
     /// Whether to run a job again that is stored as failed.
     pub failed_runs_again: bool,
 }
 
-/// What the name of a request stands for when its job is to be published.
+/// What the name of a request stands for once this gateway may publish its job.
 #[derive(Debug)]
-pub enum Named {
+pub enum Claimed {
     /// Another gateway published the same request first.
-    Known(Known),
+    Found(FoundJob),
     /// No job. While the claim is held, no other gateway publishes a job of this name. `None` without a name or a store.
     New(Option<Claim>),
 }
 
-impl SameAs<'_> {
+impl RepeatedRequest<'_> {
     /// The job that the same request started before. To answer with it, neither a worker nor the inputs are needed.
     ///
     /// # Errors
     /// The name stands for another request; or the job is another gateway's, and this one follows as many as it may.
-    pub async fn find(&self) -> Result<Option<Known>, Problem> {
+    pub async fn find_earlier(&self) -> Result<Option<FoundJob>, Problem> {
         let Self { app, caller, name, idempotency_key, fingerprint, failed_runs_again } = *self;
         let Some(name) = name else { return Ok(None) };
         if let Some(entry) = app.jobs.same(&caller.name, &name.id, idempotency_key, &fingerprint)? {
-            return Ok(Some(Known::Here(entry)));
+            return Ok(Some(FoundJob::Here(entry)));
         }
         let followed = followed::find_same(app, caller, name, fingerprint).await?;
         // A followed job may have ended and been stored in the meantime.
-        let stored = earlier::find(app.results.as_ref(), caller, name, fingerprint).await?;
+        let stored = earlier::find_stored(app.results.as_ref(), caller, name, fingerprint).await?;
         if let Some(written) = stored
             && (!failed_runs_again || is_done(&written).await)
         {
-            return Ok(Some(Known::Stored(written)));
+            return Ok(Some(FoundJob::Stored(written)));
         }
-        Ok(followed.map(Known::Here))
+        Ok(followed.map(FoundJob::Here))
     }
 
     /// Claims the name at the gateways that share the store, so that the same request at two of them at the same moment is one job. Waits
-    /// while another gateway publishes it. For a request that [`find`](Self::find) found no job of.
+    /// while another gateway publishes it. For a request that [`find_earlier`](Self::find_earlier) found no job of.
     ///
     /// # Errors
-    /// As for [`find`](Self::find); or the other gateway has not published it within `http.request_s`, or this one stops.
-    pub async fn claim(&self) -> Result<Named, Problem> {
+    /// As for [`find_earlier`](Self::find_earlier); or the other gateway has not published it within `http.request_s`, or this one stops.
+    pub async fn claim(&self) -> Result<Claimed, Problem> {
         let Self { app, caller, name, .. } = *self;
-        let Some((name, results)) = name.zip(app.results.as_ref()) else { return Ok(Named::New(None)) };
+        let Some((name, results)) = name.zip(app.results.as_ref()) else { return Ok(Claimed::New(None)) };
         let mut claimant = results.claimant(&caller.name, &name.id);
         let (since, mut pause) = (Instant::now(), CLAIM_LOOK_FIRST);
         loop {
             // The store hangs, so the job runs as without a store.
-            let Some((again, claimed)) = claimant.claim_in_time().await else { return Ok(Named::New(None)) };
+            let Some((again, claimed)) = claimant.claim_in_time().await else {
+                return Ok(Claimed::New(None));
+            };
             claimant = again;
             match claimed {
                 Ok(claim @ Some(_)) => {
                     // Another gateway may have published and finished the job before the claim.
-                    return Ok(self.find().await?.map_or(Named::New(claim), Named::Known));
+                    return Ok(self.find_earlier().await?.map_or(Claimed::New(claim), Claimed::Found));
                 }
                 Ok(None) => {}
                 Err(error) => {
                     results.cannot_claim(&error);
-                    return Ok(Named::New(None));
+                    return Ok(Claimed::New(None));
                 }
             }
             if *app.drain.borrow() != Drain::Serving {
@@ -147,8 +149,8 @@ impl SameAs<'_> {
             }
             sleep(pause).await;
             pause = (2 * pause).min(CLAIM_LOOK_EVERY);
-            if let Some(known) = self.find().await? {
-                return Ok(Named::Known(known));
+            if let Some(found) = self.find_earlier().await? {
+                return Ok(Claimed::Found(found));
             }
         }
     }
@@ -161,7 +163,7 @@ async fn is_done(written: &Bytes) -> bool {
 }
 
 /// This request published nothing. Whether the other gateway has published the job is unknown.
-fn claimed_elsewhere(name: &Name, claimant: &Claimant, waited: Duration) -> Problem {
+fn claimed_elsewhere(name: &JobName, claimant: &Claimant, waited: Duration) -> Problem {
     // A gateway that is gone is noticed after this time; one that is there may need as long again.
     let left = ABANDONED_AFTER.saturating_sub(claimant.silent_for());
     Problem::claimed(&name.id, left.max(waited))
