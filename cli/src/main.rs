@@ -32,6 +32,11 @@ use tracing_subscriber::EnvFilter;
 use vramq_amqp::misspelt;
 use vramq_program::{Completions, Manual, completions_help, log_filter, manual_help};
 
+/// In the static programs of a release, because musl's own allocator takes one lock for all threads.
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// The variable that says what is logged.
 const LOG_VARIABLE: &str = "VRAMQ_LOG";
 

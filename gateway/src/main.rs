@@ -37,6 +37,11 @@ use vramq_producer::{Client, ConnectError};
 use vramq_program::LogFormat;
 use vramq_spans::Spans;
 
+/// In the static programs of a release, because musl's own allocator takes one lock for all threads.
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// How often old results and uploads are removed.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
 

@@ -19,6 +19,11 @@ use vramq_inference::process::keeper;
 
 use arguments::{Asked, Source, Trial, USAGE};
 
+/// In the static programs of a release, because musl's own allocator takes one lock for all threads.
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// The worker's own exit codes.
 const EXIT_USAGE: u8 = 2;
 const EXIT_UNUSABLE: u8 = 4;
