@@ -31,8 +31,9 @@ export VRAMQ_BENCH_PYTHON := $(CURDIR)/.cache/peers/bin/python
 # Simulated hours, each with a thousand jobs and ten faults: docs/simulation.md.
 export VRAMQ_TEST_HISTORIES := 1000
 
-# Where Cargo puts what scripts/build-release builds.
-HOST := $(shell uname -m)-unknown-linux-gnu
+# What `make dist` builds for: x86_64 or aarch64. Another architecture than this machine's has a folder of its own.
+ARCH ?= $(shell uname -m)
+DIST := target/dist$(addprefix -,$(filter-out $(shell uname -m),$(ARCH)))
 
 # What tests need of scripts/setup besides a broker.
 TEST_NEEDS := rust cxx nvrtc python package package-oldest node node-package prometheus terminal model small-models
@@ -76,7 +77,7 @@ endef
 # The task of docs/celery.md with Celery and PyTorch themselves.
 CELERY_BEFORE := scripts/with-rabbitmq .cache/peers/bin/python tests/foreign/celery_before.py models
 
-.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-rabbitmq43 test-model nightly test-published test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-all mutants-sample site site-pictures man dist images test-deb test-systemd
+.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-rabbitmq43 test-model nightly test-published test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-all mutants-sample site site-pictures man dist images test-dist test-deb test-systemd
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -199,17 +200,20 @@ man: ## Write manual pages and shell completions to target/share
 	@$(CARGO) build --release --locked --workspace --bins
 	@scripts/man target/release target/share
 
-dist: ## Build a release for this machine's architecture in target/dist: archive, Debian packages, wheel, npm package, checksums
+dist: ## Build a release in target/dist: archive, Debian packages, wheel, npm package, checksums; ARCH=aarch64 builds one in target/dist-aarch64
 	@scripts/setup rust zig python node
-	@scripts/build-release
-	@scripts/dist target/$(HOST)/release target/dist
+	@scripts/build-release $(ARCH)
+	@scripts/dist $(ARCH) $(DIST)
+
+test-dist: dist ## Build a release, and run jobs through the programs of the archive; those for another ARCH by QEMU
+	@scripts/check-dist $(DIST)
 
 images: ## Build the images of worker and gateway for REGISTRY; print their ids, and their digests once they are pushed (Docker)
 	@scripts/images $(REGISTRY)
 
-test-deb: dist ## The same, and install the Debian packages in a fresh Debian and use them there (root, a Debian mirror)
-	@scripts/check-deb target/dist
+test-deb: dist ## Build a release, and install the Debian packages in a fresh Debian and use them there (root, a Debian mirror)
+	@scripts/check-deb $(DIST)
 
-test-systemd: dist ## The same, and have systemd run the packages' services in a fresh Debian in a container (root, a Debian mirror)
+test-systemd: dist ## Build a release, and have systemd run its services in a fresh Debian in a container (root, a Debian mirror)
 	@scripts/setup rabbitmq
-	@scripts/with-rabbitmq scripts/check-systemd target/dist
+	@scripts/with-rabbitmq scripts/check-systemd $(DIST)
