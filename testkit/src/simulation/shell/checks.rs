@@ -235,7 +235,7 @@ impl Shell {
     /// Checks that the core's collections stay within their bounds.
     pub(super) fn check_sizes_of_core(&self, env: &mut Env) {
         let who = self.life.worker;
-        // A quorum queue may deliver after it confirmed the end of a consumer, whose slots other consumers have by then.
+        // The model of a quorum queue may deliver after it confirmed the end of a consumer, whose slots other consumers have by then.
         let leases = || self.session.iter().flat_map(|session| &session.leases);
         let is_late =
             |job: &&StoredJob| job.consumer.is_some_and(|own| leases().all(|lease| lease.consumer != own));

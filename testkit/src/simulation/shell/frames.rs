@@ -44,7 +44,7 @@ impl Shell {
         };
         match frame {
             Frame::Deliver { tag, delivery } => {
-                // A quorum queue may deliver after the consumer's end was confirmed.
+                // The model of a quorum queue may deliver after the consumer's end was confirmed.
                 let Some(consumer) = super::perform::consumer_of(&tag) else { return };
                 let is_of_bulk = |lease: &Lease| lease.consumer == consumer && lease.queue == JobQueue::Bulk;
                 let source = match session.leases.iter().any(is_of_bulk) {

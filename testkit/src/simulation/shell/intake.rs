@@ -53,7 +53,7 @@ impl Shell {
         let leases = || self.session.iter().flat_map(|session| &session.leases);
         let is_late =
             |job: &StoredJob| job.consumer.is_some_and(|own| leases().all(|lease| lease.consumer != own));
-        // A quorum queue may deliver after the consumer's end; the worker is not at fault then.
+        // The model of a quorum queue may deliver after the consumer's end, where RabbitMQ returns the message. The worker is not at fault.
         if self.jobs.values().any(is_late) {
             return;
         }
