@@ -196,7 +196,8 @@ pub(crate) async fn run(mut args: Args) -> u8 {
             eprintln!("error: {}", safe(&error.to_string()));
             return match error {
                 ConnectError::Url(_) | ConnectError::Credentials(_) => exit::USAGE,
-                _ => exit::UNREACHABLE,
+                ConnectError::Refused { .. } => exit::REFUSED,
+                ConnectError::Unreachable { .. } | ConnectError::Timeout { .. } => exit::UNREACHABLE,
             };
         }
     };

@@ -131,6 +131,15 @@ async fn a_broker_that_refuses_the_jobs_is_4() {
 }
 
 #[tokio::test]
+async fn a_broker_that_refuses_the_user_is_4() {
+    let url = Broker::new().url().replacen("guest:guest", "guest:wrong", 1);
+    let refused = in_time(command(&url, &["--model", "m", "x"]).output()).await.unwrap();
+    code(&refused, 4);
+    let said = stderr(&refused);
+    assert!(said.contains("refuses") && !said.contains("wrong"), "{said}");
+}
+
+#[tokio::test]
 async fn a_timeout_fails_its_job() {
     let broker = Broker::new();
     let worker = worker::work(&broker, "m", |received| match received.text(0) {

@@ -190,9 +190,8 @@ fn a_failure_of_one_item_names_it_by_its_place_in_the_job() {
     worker.job(1, 8, worker.source(), JobHeaders::default());
     let order = worker.pass();
     let at = order.items.iter().position(|item| *item == (JobKey(1), ItemIndex(5))).unwrap();
-    let outputs = (0..order.items.len()).map(|place| (place < at).then_some(10)).collect();
     let failed = PassError::FailedItem { item: at, text: "the model failed: NaN".to_owned() };
-    let actions = worker.ends(&order, PassResult::Failed(failed), outputs);
+    let actions = worker.ends(&order, PassResult::Failed(failed), vec![None; 8]);
     let error = "inputs[5]: the model failed: NaN";
     assert_eq!(dead_letters(&actions), [(JobKey(1), Reason::EngineFailed, error)]);
 }
