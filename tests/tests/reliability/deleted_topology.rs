@@ -2,7 +2,7 @@
 //! them. What costs a session is in `session.rs`.
 
 use anyhow::{Context as _, Result, ensure};
-use lapin::{BasicProperties, Confirmation};
+use lapin::{BasicProperties, Confirmation, ExchangeKind};
 use vramq_schemas::Reason;
 use vramq_schemas::control::{Command, Outcome};
 use vramq_schemas::topology::{
@@ -19,6 +19,7 @@ use vramq_tests::wait::until;
 on_one_setup!(
     what_is_deleted_is_declared_again_in_the_same_session,
     what_is_deleted_is_named_where_workers_declare_nothing,
+    an_exchange_that_another_worker_declared_again_is_bound_again,
 );
 
 const JOBS: usize = 20;
@@ -72,7 +73,7 @@ async fn what_is_deleted_is_declared_again_in_the_same_session(env: &mut TestEnv
 
 /// It is named once, for as long as it is missing.
 async fn what_is_deleted_is_named_where_workers_declare_nothing(env: &mut TestEnv) -> Result<()> {
-    const DECLARE_IT: &str = "[broker] has declare = false: declare it";
+    const DECLARE_IT: &str = "workers do not declare it: declare it";
     env.announce(DECLARE_IT);
     env.worker(&[]).await?.drain().await?;
     let worker = env.worker(&["broker.declare=false"]).await?;
@@ -83,8 +84,37 @@ async fn what_is_deleted_is_named_where_workers_declare_nothing(env: &mut TestEn
     ensure!(!env.vhost.queues().await?.contains(&queue));
     publish_many(env, 1, JOBS, |job| job).await?;
     ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
+    // Another one is missing in a later look.
+    let later = default_reply_queue(MODEL);
+    env.vhost.delete_queue(&later).await?;
+    let is_named = || worker.log.find_all(DECLARE_IT).iter().any(|line| line.text().contains(&later));
+    until("the later one's name", async || Ok(is_named().then_some(()))).await?;
     worker.drain().await?;
     let log = worker.log.text();
-    ensure!(worker.log.count(DECLARE_IT) == 1 && worker.log.count("\"consuming\"") == 1, "{log}");
+    ensure!(worker.log.count(DECLARE_IT) == 2 && worker.log.count("\"consuming\"") == 1, "{log}");
     Ok(())
+}
+
+/// The worker finds the exchange there, and has to bind its queues all the same.
+async fn an_exchange_that_another_worker_declared_again_is_bound_again(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
+    for (exchange, kind) in [(JOBS_EXCHANGE, ExchangeKind::Direct), (CONTROL_EXCHANGE, ExchangeKind::Direct)]
+    {
+        env.vhost.delete_exchange(exchange).await?;
+        env.client.declare_exchange(exchange, kind).await?;
+    }
+    let job = env.job("bound again", ["x"])?;
+    until("the queue of jobs to be bound", async || {
+        let confirmation = env.client.publish_to(JOBS_EXCHANGE, MODEL, job.clone()).await?;
+        Ok(matches!(confirmation, Confirmation::Ack(None)).then_some(()))
+    })
+    .await?;
+    ensure!(env.replies().await?.next().await?.id() == "bound again");
+    let mut operator = Operator::new(env).await?;
+    let command = Command::Set { log: "info".to_owned() };
+    until("the worker to hear of commands", async || {
+        operator.tell(&worker, &command).await?;
+        Ok((!operator.hears_nothing().await?).then_some(()))
+    })
+    .await
 }

@@ -152,13 +152,19 @@ impl Entity {
 
     /// The exchanges of withdrawals and, with `broker.control`, of commands.
     pub fn of_control_plane(broker: &BrokerConfig) -> Vec<Self> {
-        let exchange = |name: &str| Self { kind: Kind::Exchange, name: name.into(), passive: true };
+        let passive = !broker.declare;
+        let exchange = |name: &str| Self { kind: Kind::Exchange, name: name.into(), passive };
         let control = broker.control.then(|| exchange(CONTROL_EXCHANGE));
         control.into_iter().chain([exchange(WITHDRAWALS_EXCHANGE)]).collect()
     }
 
     pub fn name(&self) -> &str {
         self.name.as_str()
+    }
+
+    /// Whether workers declare it. Others belong to the user.
+    pub fn is_declared(&self) -> bool {
+        !self.passive
     }
 
     /// Declares it.
@@ -191,23 +197,42 @@ pub async fn declare(
     broker: &BrokerConfig,
     model: &Model,
 ) -> Result<(), TopologyError> {
-    let key = &model.key;
     let channel = connection.create_channel().await.map_err(TopologyError::no_channel)?;
-    for entity in Entity::of(broker, model) {
-        entity.declare(&channel).await?;
-    }
-    if broker.declare {
-        bind(&channel, &jobs_queue(key), JOBS_EXCHANGE, key).await?;
-        bind(&channel, &jobs_queue(key), RETRY_EXCHANGE, key).await?;
-        bind(&channel, &bulk_queue(key), RETRY_EXCHANGE, &bulk_key(key)).await?;
-        bind(&channel, &suspects_queue(key), RETRY_EXCHANGE, &quarantine_key(key)).await?;
-        for ms in DELAYS_MS {
-            bind(&channel, &delay_queue(key, ms), RETRY_EXCHANGE, &delay_key(key, ms)).await?;
-        }
-        bind(&channel, &dead_queue(key), DEAD_EXCHANGE, key).await?;
-    }
+    declare_on(&channel, broker, model).await?;
     // Best effort: closing the connection closes the channel too.
     let _ = channel.close(200, "declared".into()).await;
+    Ok(())
+}
+
+/// The same, on a channel that there is.
+///
+/// # Errors
+/// As for [`declare`]. The broker has closed the channel then, unless the connection is closed.
+pub async fn declare_on(
+    channel: &Channel,
+    broker: &BrokerConfig,
+    model: &Model,
+) -> Result<(), TopologyError> {
+    let key = &model.key;
+    // The user's own queues last: if one is missing, those of workers are bound all the same.
+    let (checked, declared): (Vec<_>, Vec<_>) =
+        Entity::of(broker, model).into_iter().partition(|entity| entity.passive);
+    for entity in declared {
+        entity.declare(channel).await?;
+    }
+    if broker.declare {
+        bind(channel, &jobs_queue(key), JOBS_EXCHANGE, key).await?;
+        bind(channel, &jobs_queue(key), RETRY_EXCHANGE, key).await?;
+        bind(channel, &bulk_queue(key), RETRY_EXCHANGE, &bulk_key(key)).await?;
+        bind(channel, &suspects_queue(key), RETRY_EXCHANGE, &quarantine_key(key)).await?;
+        for ms in DELAYS_MS {
+            bind(channel, &delay_queue(key, ms), RETRY_EXCHANGE, &delay_key(key, ms)).await?;
+        }
+        bind(channel, &dead_queue(key), DEAD_EXCHANGE, key).await?;
+    }
+    for entity in checked {
+        entity.declare(channel).await?;
+    }
     Ok(())
 }
 

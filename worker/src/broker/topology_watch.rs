@@ -14,7 +14,7 @@ use super::topology::{self, Entity, TopologyError};
 use crate::config::BrokerConfig;
 use crate::model::Model;
 
-/// How often the worker looks: soon enough for a person who has deleted the wrong thing. One look takes some twelve small requests per
+/// How often the worker looks: soon enough for a person who has deleted the wrong thing. One look takes some thirty small requests per
 /// model.
 const EVERY: Duration = Duration::from_secs(10);
 
@@ -28,12 +28,20 @@ pub struct TopologyWatch {
     known: Vec<String>,
 }
 
+/// What the broker says about an exchange or a queue that it does not find.
+struct Missing {
+    error: String,
+    /// Whether workers declare it.
+    is_declared: bool,
+}
+
 impl TopologyWatch {
     pub fn new(aux: AuxChannel, broker: BrokerConfig, models: Vec<Arc<Model>>) -> Self {
         Self { aux, broker, models, known: Vec::new() }
     }
 
-    /// Looks until the session is over. Reports on `declared` that something was declared again.
+    /// Looks until the session is over. After each look in which exchanges are declared `declared` changes: queues of the session's own are to
+    /// be bound to them again.
     pub async fn run(mut self, declared: watch::Sender<()>, mut over: watch::Receiver<bool>) {
         while self.aux.connection.status().connected() {
             let look = async {
@@ -50,36 +58,52 @@ impl TopologyWatch {
     }
 
     async fn look(&mut self, declared: &watch::Sender<()>) -> Result<(), TopologyError> {
-        let mut errors = self.missing().await?;
-        let (is_missing, declares) = (!errors.is_empty(), self.broker.declare);
-        for error in errors.iter().filter(|error| !self.known.contains(error)) {
-            if declares {
-                tracing::warn!(error, "an exchange or a queue is missing: declaring it again");
-            } else {
-                tracing::error!(
-                    error,
-                    "an exchange or a queue is missing, and [broker] has declare = false: declare it"
-                );
-            }
-        }
-        if is_missing && declares {
-            for model in &self.models {
-                if let Err(error) = topology::declare(&self.aux.connection, &self.broker, model).await {
-                    let error = error.to_string();
-                    if !self.known.contains(&error) {
-                        tracing::error!(error, "cannot declare the exchanges and queues again");
-                    }
-                    errors.push(error);
+        let mut errors = Vec::new();
+        for Missing { error, is_declared } in self.missing().await? {
+            match (self.known.contains(&error), is_declared) {
+                (true, _) => {}
+                (false, true) => {
+                    tracing::warn!(error, "an exchange or a queue is missing: declaring it again");
+                }
+                (false, false) => {
+                    tracing::error!(
+                        error,
+                        "an exchange or a queue is missing, and workers do not declare it: declare it"
+                    );
                 }
             }
+            errors.push(error);
+        }
+        if self.broker.declare {
+            errors.extend(self.declare().await?);
             declared.send_replace(());
         }
         self.known = errors;
         Ok(())
     }
 
-    /// What the broker says about each exchange and queue that it does not find.
-    async fn missing(&mut self) -> Result<Vec<String>, TopologyError> {
+    /// Declares and binds everything, also if nothing is missing: another worker may have declared a deleted exchange before this one looked,
+    /// and has bound its own queues alone. What is there as it should be stays as it is. Returns what the broker refuses.
+    async fn declare(&mut self) -> Result<Vec<String>, TopologyError> {
+        let mut refused = Vec::new();
+        for model in &self.models {
+            let channel = self.aux.open().await.map_err(TopologyError::no_channel)?;
+            match topology::declare_on(&channel, &self.broker, model).await {
+                Ok(()) => self.aux.channel = Some(channel),
+                Err(error) => {
+                    // What is missing was named before.
+                    let is_new = error.missing().is_none() && !self.known.contains(&error.to_string());
+                    if is_new {
+                        tracing::error!(%error, "cannot declare the exchanges and queues again");
+                    }
+                    refused.push(error.to_string());
+                }
+            }
+        }
+        Ok(refused)
+    }
+
+    async fn missing(&mut self) -> Result<Vec<Missing>, TopologyError> {
         let mut entities: Vec<_> =
             self.models.iter().flat_map(|model| Entity::of(&self.broker, model)).collect();
         if self.broker.declare {
@@ -92,7 +116,10 @@ impl TopologyWatch {
             match entity.check(&channel).await {
                 Ok(()) => self.aux.channel = Some(channel),
                 // The broker has closed the channel.
-                Err(error) => missing.push(error.missing().ok_or(error)?),
+                Err(error) => {
+                    let text = error.missing().ok_or(error)?;
+                    missing.push(Missing { error: text, is_declared: entity.is_declared() });
+                }
             }
         }
         Ok(missing)
