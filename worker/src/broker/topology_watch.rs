@@ -90,6 +90,8 @@ impl TopologyWatch {
             let channel = self.aux.open().await.map_err(TopologyError::no_channel)?;
             match topology::declare_on(&channel, &self.broker, model).await {
                 Ok(()) => self.aux.channel = Some(channel),
+                // The session ends.
+                Err(error @ TopologyError::Lost { .. }) => return Err(error),
                 Err(error) => {
                     // What is missing was named before.
                     let is_new = error.missing().is_none() && !self.known.contains(&error.to_string());
