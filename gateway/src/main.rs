@@ -204,13 +204,18 @@ async fn run(config: Config) -> Result<Exit, String> {
         adoption.client.close().await;
     }
     app.client.close().await;
+    send_last(spans).await;
+    let cut_off = app.cut_off_count();
+    tracing::info!(all_answered, cut_off, "drained");
+    Ok(if all_answered && cut_off == 0 { Exit::Drained } else { Exit::CutOff })
+}
+
+/// Sends the spans that still wait.
+async fn send_last(spans: Option<Arc<Spans>>) {
     if let Some(spans) = spans {
         // An `Err` is a panic of the SDK, which only loses spans.
         let _ = tokio::task::spawn_blocking(move || spans.finish()).await;
     }
-    let cut_off = app.cut_off_count();
-    tracing::info!(all_answered, cut_off, "drained");
-    Ok(if all_answered && cut_off == 0 { Exit::Drained } else { Exit::CutOff })
 }
 
 /// Opens the place of uploads. A gateway that nobody has given one serves without uploads if it cannot have its own folder.

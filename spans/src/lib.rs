@@ -1,5 +1,5 @@
 //! Spans for an OTLP collector, which OpenTelemetry's standard variables name (such as `OTEL_EXPORTER_OTLP_ENDPOINT`). Worker and gateway
-//! share this; what a span says is theirs. If too many spans wait for the collector, further ones are dropped.
+//! share this module, and each of them decides what its spans say. If too many spans wait for the collector, further ones are dropped.
 
 mod collector;
 
