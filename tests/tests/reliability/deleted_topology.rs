@@ -15,6 +15,7 @@ use vramq_tests::operator::Operator;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
+use vramq_tests::worker::Worker;
 
 on_one_setup!(
     what_is_deleted_is_declared_again_in_the_same_session,
@@ -30,6 +31,7 @@ async fn what_is_deleted_is_declared_again_in_the_same_session(env: &mut TestEnv
     env.announce(AGAIN);
     env.announce("job dead-lettered");
     let worker = env.worker(&[]).await?;
+    hears_commands(&mut Operator::new(env).await?, &worker).await?;
     let exchanges = [JOBS_EXCHANGE, RETRY_EXCHANGE, DEAD_EXCHANGE, CONTROL_EXCHANGE, WITHDRAWALS_EXCHANGE];
     for exchange in exchanges {
         env.vhost.delete_exchange(exchange).await?;
@@ -98,6 +100,8 @@ async fn what_is_deleted_is_named_where_workers_declare_nothing(env: &mut TestEn
 /// The worker finds the exchange there, and has to bind its queues all the same.
 async fn an_exchange_that_another_worker_declared_again_is_bound_again(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&[]).await?;
+    let mut operator = Operator::new(env).await?;
+    hears_commands(&mut operator, &worker).await?;
     for (exchange, kind) in [(JOBS_EXCHANGE, ExchangeKind::Direct), (CONTROL_EXCHANGE, ExchangeKind::Direct)]
     {
         env.vhost.delete_exchange(exchange).await?;
@@ -110,10 +114,14 @@ async fn an_exchange_that_another_worker_declared_again_is_bound_again(env: &mut
     })
     .await?;
     ensure!(env.replies().await?.next().await?.id() == "bound again");
-    let mut operator = Operator::new(env).await?;
+    hears_commands(&mut operator, &worker).await
+}
+
+/// A worker declares the exchange of commands, and binds its queue to it, while it consumes already.
+async fn hears_commands(operator: &mut Operator, worker: &Worker) -> Result<()> {
     let command = Command::Set { log: "info".to_owned() };
-    until("the worker to hear of commands", async || {
-        operator.tell(&worker, &command).await?;
+    until("the worker to hear commands", async || {
+        operator.tell(worker, &command).await?;
         Ok((!operator.hears_nothing().await?).then_some(()))
     })
     .await
