@@ -14,6 +14,7 @@ pub mod frame;
 mod frames;
 pub mod item;
 pub mod keeper;
+mod large_integers;
 pub mod launch;
 mod load_watch;
 mod media;

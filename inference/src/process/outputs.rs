@@ -8,6 +8,7 @@ use std::path::Path;
 use half::f16;
 use vramq_schemas::{Dtype, Embedding, Output, Values};
 
+use super::large_integers::first_beyond_64_bits;
 use super::protocol::{OutputHeader, OutputKind};
 
 /// The largest output that comes by a file: a minute of video, and little enough to hold in memory while it is published.
@@ -22,6 +23,9 @@ const MEDIA_TYPE_BYTES_MAX: usize = 1024;
 
 /// The longest JSON output: parsed it can take a hundred times as much.
 const JSON_BYTES_MAX: usize = 8 << 20;
+
+/// Digits of a number that an error shows.
+const NUMBER_SHOWN: usize = 40;
 
 /// The outputs of one pass, which have a limit together.
 #[derive(Clone, Debug)]
@@ -80,9 +84,7 @@ fn typed(header: &OutputHeader, payload: Vec<u8>) -> Result<Output, String> {
             "JSON of {} bytes; the limit is {JSON_BYTES_MAX}, larger results go as bytes",
             payload.len()
         )),
-        OutputKind::Json => serde_json::from_slice(&payload)
-            .map(Output::Json)
-            .map_err(|error| format!("an output that is not JSON: {error}")),
+        OutputKind::Json => json(&payload),
         OutputKind::Bytes => {
             let media_type =
                 header.media_type.clone().unwrap_or_else(|| "application/octet-stream".to_owned());
@@ -99,6 +101,19 @@ fn typed(header: &OutputHeader, payload: Vec<u8>) -> Result<Output, String> {
         OutputKind::Uri => String::from_utf8(payload)
             .map(Output::Uri)
             .map_err(|_| "a reference that is not UTF-8 text".to_owned()),
+    }
+}
+
+fn json(payload: &[u8]) -> Result<Output, String> {
+    let value =
+        serde_json::from_slice(payload).map_err(|error| format!("an output that is not JSON: {error}"))?;
+    // What was parsed is UTF-8.
+    match str::from_utf8(payload).ok().and_then(first_beyond_64_bits) {
+        Some(number) => {
+            let shown = &number[..number.len().min(NUMBER_SHOWN)];
+            Err(format!("an output with an integer beyond 64 bits, {shown}: send it as text"))
+        }
+        None => Ok(Output::Json(value)),
     }
 }
 
@@ -194,6 +209,12 @@ mod tests {
             (OutputKind::Embedding, None, b"", "0 bytes"),
             (OutputKind::Embedding, None, &nan, "element 0 of the embedding is not finite"),
             (OutputKind::Json, None, b"{", "not JSON"),
+            (
+                OutputKind::Json,
+                None,
+                b"[12345678901234567890123]",
+                "beyond 64 bits, 12345678901234567890123:",
+            ),
             (OutputKind::Uri, None, b"\xff", "not UTF-8"),
         ] {
             let error = of(kind, dtype, payload).unwrap_err();
