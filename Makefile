@@ -77,7 +77,7 @@ endef
 # The task of docs/celery.md with Celery and PyTorch themselves.
 CELERY_BEFORE := scripts/with-rabbitmq .cache/peers/bin/python tests/foreign/celery_before.py models
 
-.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-rabbitmq43 test-model nightly test-published test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-all mutants-sample site site-pictures man dist images test-dist test-deb test-systemd
+.PHONY: help demo test test-compose test-cluster test-page pictures sim test-rabbitmq4 test-rabbitmq43 test-model nightly test-published test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-all mutants-sample site site-pictures man dist images test-dist test-deb test-systemd
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -112,6 +112,10 @@ test-model: ## Check the model of RabbitMQ by 500 random scripts on each type of
 
 test-compose: ## Build the images of docker-compose.yml, use what it starts, run the README's commands in a container (Docker, or root to install it)
 	@scripts/test-compose
+
+test-cluster: ## Run deploy/kubernetes and the Helm chart on the cluster of kubectl's context: WORKER=IMAGE GATEWAY=IMAGE
+	@scripts/setup model
+	@scripts/test-cluster $(WORKER) $(GATEWAY)
 
 test-page: ## Run the tests of the operators' page in Chromium
 	@scripts/setup $(TEST_NEEDS) chromium rabbitmq
