@@ -151,7 +151,12 @@ fn text(file: &Path) -> io::Result<String> {
     let unreadable = |error: io::Error| {
         io::Error::new(error.kind(), format!("{}, which cannot be read: {error}", file.display()))
     };
-    if std::fs::metadata(file).map_err(unreadable)?.len() > FILE_BYTES_MAX {
+    let metadata = std::fs::metadata(file).map_err(unreadable)?;
+    if !metadata.is_file() {
+        // Opening a pipe would wait for its writer, and a connection that comes later would find it empty.
+        return wrong(file, "is no regular file");
+    }
+    if metadata.len() > FILE_BYTES_MAX {
         return wrong(file, "is larger than 64 KiB");
     }
     std::fs::read_to_string(file).map_err(unreadable)
@@ -229,6 +234,7 @@ mod tests {
             (of(&None, &None, &empty), "password_file"),
             (of(&None, &None, &large), "password_file"),
             (of(&None, &None, &nowhere), "password_file"),
+            (of(&None, &None, &Some(folder.path().to_owned())), "password_file"),
         ] {
             assert_eq!(faults(&credentials, URL), [field], "{credentials:?}");
         }

@@ -120,7 +120,6 @@ pub const NOBODY_RETRY: Duration = Duration::from_secs(10);
 impl App {
     pub fn new(
         config: Config,
-        keys: Arc<Keys>,
         client: Client,
         link: Arc<Link>,
         stores: Stores,
@@ -139,8 +138,8 @@ impl App {
             metrics: Metrics::default(),
             cut_off: AtomicU64::new(0),
             own_jobs: AtomicUsize::new(0),
+            keys: Arc::clone(&config.http.keys),
             config,
-            keys,
             client,
             link,
             files: stores.files,

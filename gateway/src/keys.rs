@@ -1,5 +1,6 @@
 //! The API keys: SHA-256 digests in a file that is read again when it changes.
 
+mod file;
 mod stable_file;
 
 use std::collections::HashMap;
@@ -7,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq as _};
 
@@ -17,9 +17,6 @@ use crate::in_flight::InFlight;
 
 /// How often the file is checked. A key that was removed from the file works for two checks at most.
 const RELOAD_EVERY: Duration = Duration::from_millis(500);
-
-/// The longest file: 10,000 keys of 200 bytes.
-const FILE_BYTES_MAX: u64 = 2 * 1024 * 1024;
 
 const NAME_BYTES_MAX: usize = 64;
 
@@ -123,36 +120,19 @@ pub struct Keys {
     ring: RwLock<KeyRing>,
 }
 
-/// One entry of the file.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Entry {
-    name: String,
-    sha256: String,
-    models: Option<Vec<String>>,
-    in_flight_max: Option<usize>,
-    requests_per_minute: Option<u32>,
-    priority: Option<u8>,
-    tenant: Option<String>,
-    #[serde(default)]
-    operator: bool,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    #[serde(default)]
-    key: Vec<Entry>,
-}
-
 impl Keys {
     /// Reads the file, if there is one.
     ///
     /// # Errors
-    /// What is wrong with the file, without secrets.
-    pub fn open(file: Option<&Path>) -> Result<Self, String> {
+    /// Everything that is wrong with the file, each with the file's name and without secrets.
+    pub fn open(file: Option<&Path>) -> Result<Self, Vec<String>> {
         let ring = match file {
-            Some(path) => parse(&read(path)?, &KeyRing::default())?,
+            Some(path) => {
+                let text = file::read(path).map_err(|fault| vec![fault])?;
+                let named = |fault| format!("{}, {fault}", path.display());
+                let ring = ring(&text, &KeyRing::default());
+                ring.map_err(|faults| faults.into_iter().map(named).collect::<Vec<_>>())?
+            }
             None => KeyRing::default(),
         };
         Ok(Self { file: file.map(Path::to_owned), local: Arc::new(Caller::local()), ring: RwLock::new(ring) })
@@ -177,15 +157,15 @@ impl Keys {
     /// Reads the file again whenever it has changed. Ends only with the process.
     pub async fn watch(self: Arc<Self>) {
         let Some(path) = self.file.clone() else { return };
-        let mut file = StableFile::new(read(&path).ok());
+        let mut stable = StableFile::new(file::read(&path).ok());
         loop {
             tokio::time::sleep(RELOAD_EVERY).await;
-            let text = match read(&path) {
-                Ok(text) if file.is_new(&text) => text,
+            let text = match file::read(&path) {
+                Ok(text) if stable.is_new(&text) => text,
                 Ok(_) => continue,
                 Err(error) => {
                     // Log once, not at every check.
-                    if file.forget() {
+                    if stable.forget() {
                         tracing::error!(
                             error,
                             "cannot read the file of API keys: the gateway keeps the API keys that it has"
@@ -194,14 +174,15 @@ impl Keys {
                     continue;
                 }
             };
-            let mut ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
-            match parse(&text, &ring) {
+            let mut known = self.ring.write().unwrap_or_else(PoisonError::into_inner);
+            match ring(&text, &known) {
                 Ok(new) => {
                     tracing::info!(keys = new.0.len(), "read the changed file of API keys");
-                    *ring = new;
+                    *known = new;
                 }
-                Err(error) => tracing::error!(
-                    error,
+                Err(faults) => tracing::error!(
+                    error = faults.join("; "),
+                    file = %path.display(),
                     "the changed file of API keys has faults: the gateway keeps the API keys that it has"
                 ),
             }
@@ -209,56 +190,25 @@ impl Keys {
     }
 }
 
-fn read(path: &Path) -> Result<String, String> {
-    let explain = |e: std::io::Error| format!("http.keys: {}: {e}", path.display());
-    let bytes = path.metadata().map_err(explain)?.len();
-    if bytes > FILE_BYTES_MAX {
-        return Err(format!(
-            "http.keys: {} has {bytes} bytes, at most {FILE_BYTES_MAX} are read",
-            path.display()
-        ));
-    }
-    std::fs::read_to_string(path).map_err(explain)
-}
-
-/// Parses the file. Callers that were in `before` keep their usage.
-fn parse(text: &str, before: &KeyRing) -> Result<KeyRing, String> {
-    let file: File = toml::from_str(text).map_err(|e| format!("http.keys: {}", e.message()))?;
-    let mut faults = Vec::new();
+/// The callers of the file's text. Those that were in `before` keep their usage.
+fn ring(text: &str, before: &KeyRing) -> Result<KeyRing, Vec<String>> {
     let mut usages: HashMap<String, Arc<Usage>> =
         before.0.iter().map(|(_, caller)| (caller.name.clone(), Arc::clone(&caller.usage))).collect();
-    let mut ring = KeyRing::default();
-    for (at, entry) in file.key.into_iter().enumerate() {
-        if !is_name(&entry.name) {
-            faults.push(format!(
-                "key {at}: `name` needs 1 to {NAME_BYTES_MAX} characters of a-z, A-Z, 0-9, `-`, `_`, `.`"
-            ));
-            continue;
-        }
-        let Some(digest) = unhex(&entry.sha256) else {
-            faults.push(format!("key `{}`: `sha256` is not a SHA-256 in 64 hexadecimal digits", entry.name));
-            continue;
-        };
-        if ring.0.iter().any(|(other, _)| *other == digest) {
-            faults.push(format!("key `{}`: another entry has the same `sha256`", entry.name));
-            continue;
-        }
+    let caller = |entry: file::Entry| {
         let usage = Arc::clone(usages.entry(entry.name.clone()).or_default());
-        ring.0.push((
-            digest,
-            Arc::new(Caller {
-                name: entry.name,
-                models: entry.models,
-                in_flight: entry.in_flight_max,
-                requests_per_minute: entry.requests_per_minute,
-                priority: entry.priority,
-                tenant: entry.tenant,
-                operator: entry.operator,
-                usage,
-            }),
-        ));
-    }
-    if faults.is_empty() { Ok(ring) } else { Err(format!("http.keys: {}", faults.join("; "))) }
+        let caller = Caller {
+            name: entry.name,
+            models: entry.models,
+            in_flight: entry.in_flight_max,
+            requests_per_minute: entry.requests_per_minute,
+            priority: entry.priority,
+            tenant: entry.tenant,
+            operator: entry.operator,
+            usage,
+        };
+        (entry.digest, Arc::new(caller))
+    };
+    Ok(KeyRing(file::parse(text)?.into_iter().map(caller).collect()))
 }
 
 /// Whether a text can name a caller.
@@ -307,7 +257,7 @@ mod tests {
     #[test]
     fn every_key_is_compared_wherever_the_right_one_is() {
         let entries: String = ["a", "b", "c"].map(|name| new_key(name).1).concat();
-        let ring = parse(&entries, &KeyRing::default()).unwrap();
+        let ring = ring(&entries, &KeyRing::default()).unwrap();
         let digests: Vec<_> = ring.0.iter().map(|(digest, _)| *digest).collect();
         for (digest, name) in digests.iter().zip([Some("a"), Some("b"), Some("c")]).chain([(&[0; 32], None)])
         {
@@ -323,26 +273,15 @@ mod tests {
     #[test]
     fn a_reload_keeps_what_callers_use() {
         let (_, entry) = new_key("a");
-        let first = parse(&entry, &KeyRing::default()).unwrap();
+        let first = ring(&entry, &KeyRing::default()).unwrap();
         let held = first.0[0].1.usage.in_flight.enter(1, Instant::now()).unwrap();
-        let second = parse(&new_key("a").1, &first).unwrap();
+        let second = ring(&new_key("a").1, &first).unwrap();
         assert!(
             second.0[0].1.usage.in_flight.enter(1, Instant::now()).is_err()
                 && second.0[0].1.usage.readers.enter(1, Instant::now()).is_ok()
         );
         drop(held);
         assert!(second.0[0].1.usage.in_flight.enter(1, Instant::now()).is_ok());
-    }
-
-    #[test]
-    fn faults_name_the_entry_and_never_its_digest() {
-        let (_, good) = new_key("a");
-        let bad = format!(
-            "{good}{good}[[key]]\nname = \"a b\"\nsha256 = \"\"\n[[key]]\nname = \"c\"\nsha256 = \"zz\"\n"
-        );
-        let error = parse(&bad, &KeyRing::default()).unwrap_err();
-        assert!(error.contains("same") && error.contains("key 2") && error.contains("key `c`"), "{error}");
-        assert!(parse("[[key]]\nname = 1", &KeyRing::default()).is_err());
     }
 
     #[test]

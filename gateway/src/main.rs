@@ -28,11 +28,11 @@ use vramq_gateway::descriptors;
 use vramq_gateway::drain::Drain;
 use vramq_gateway::files::FileStore;
 use vramq_gateway::jobs::ResultStore;
-use vramq_gateway::keys::{self, Keys};
+use vramq_gateway::keys;
 use vramq_gateway::operator::Operator;
 use vramq_gateway::outputs::OutputStore;
 use vramq_gateway::routes::router;
-use vramq_gateway::server::{self, Server};
+use vramq_gateway::server::Server;
 use vramq_producer::{Client, ConnectError};
 use vramq_program::LogFormat;
 use vramq_spans::Spans;
@@ -71,14 +71,14 @@ fn main() -> ExitCode {
         Command::NewKey { name } => new_key(&name),
         Command::Completions(completions) => completions.write::<Cli>().map(|()| Exit::Drained),
         Command::Man(manual) => manual.write::<Cli>().map(|()| Exit::Drained),
-        Command::CheckConfig(options) => checked(&options).map(|config| {
+        Command::CheckConfig(options) => read(&options).map(|config| {
             println!(
                 "the configuration is right: listening on {}, broker {}",
                 config.http.listen, config.broker.address
             );
             Exit::Drained
         }),
-        Command::Run(options) => checked(&options).and_then(|config| {
+        Command::Run(options) => read(&options).and_then(|config| {
             init_logs(&options)?;
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .enable_all()
@@ -111,13 +111,8 @@ fn new_key(name: &str) -> Result<Exit, String> {
 }
 
 /// Reads the configuration and the files that it names.
-fn checked(options: &Options) -> Result<Config, String> {
-    let config = options.read().map_err(|e: Invalid| e.to_string())?;
-    Keys::open(config.http.keys.as_deref())?;
-    if let Some((certificate, key)) = &config.http.tls {
-        server::tls(certificate, key).map_err(|e| format!("http.tls: {e}"))?;
-    }
-    Ok(config)
+fn read(options: &Options) -> Result<Config, String> {
+    options.read().map_err(|e: Invalid| e.to_string())
 }
 
 fn init_logs(options: &Options) -> Result<(), String> {
@@ -147,8 +142,6 @@ async fn run(config: Config) -> Result<Exit, String> {
     let listener = TcpListener::bind(config.http.listen)
         .await
         .map_err(|e| format!("http.listen: cannot listen on {}: {e}", config.http.listen))?;
-    let tls = config.http.tls.as_ref().map(|(certificate, key)| server::tls(certificate, key)).transpose()?;
-    let keys = Arc::new(Keys::open(config.http.keys.as_deref())?);
     let files = match config.files.clone() {
         Some(settings) => open_files(settings).await?,
         None => None,
@@ -177,11 +170,11 @@ async fn run(config: Config) -> Result<Exit, String> {
         }
     };
     tokio::spawn(task.run());
-    tokio::spawn(Arc::clone(&keys).watch());
+    tokio::spawn(Arc::clone(&config.http.keys).watch());
     let (drain, drained) = watch::channel(Drain::Serving);
     let server = Server {
         listener,
-        tls,
+        tls: config.http.tls.clone(),
         connections_max: descriptors::connections(config.limits.connections),
         send_timeout: config.http.send_timeout,
         drain: drained.clone(),
@@ -190,7 +183,7 @@ async fn run(config: Config) -> Result<Exit, String> {
     let address = server.listener.local_addr().map_err(|e| e.to_string())?;
     let drain_max = config.http.drain;
     let stores = Stores { results: results.zip(adoption), files, outputs };
-    let app = App::new(config, keys, client, link, stores, operator, drained);
+    let app = App::new(config, client, link, stores, operator, drained);
     tracing::info!(%address, "serving");
     tokio::spawn(sweep(app.clone()));
     tokio::spawn(drain_on_signal(drain, drain_max).await?);

@@ -1,7 +1,6 @@
 //! Accepts connections. Limits their number, the time for a request's head, and the time for which a client may read nothing of its
 //! response. Closes all connections when the gateway drains.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,8 +14,6 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::pki_types::pem::PemObject as _;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::drain::Drain;
 use crate::metrics::Metrics;
@@ -47,24 +44,6 @@ pub struct Server {
     pub send_timeout: Duration,
     pub drain: watch::Receiver<Drain>,
     pub drain_max: Duration,
-}
-
-/// Reads certificates and key for TLS.
-///
-/// # Errors
-/// In words: which file, and what is wrong.
-pub fn tls(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, String> {
-    let explain = |file: &Path, e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
-    let chain = CertificateDer::pem_file_iter(certificate)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|e| explain(certificate, &e))?;
-    let private = PrivateKeyDer::from_pem_file(key).map_err(|e| explain(key, &e))?;
-    let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
-    let config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, private))
-        .map_err(|e| explain(certificate, &e))?;
-    Ok(Arc::new(config))
 }
 
 impl Server {

@@ -48,7 +48,11 @@ impl Vocabulary {
     /// In words: it cannot be read, or is no such file.
     pub fn read(file: &Path) -> Result<Self, String> {
         let unreadable = |error: std::io::Error| format!("which cannot be read: {error}");
-        let bytes = file.metadata().map_err(unreadable)?.len();
+        let metadata = file.metadata().map_err(unreadable)?;
+        if !metadata.is_file() {
+            return Err("which is no regular file".to_owned());
+        }
+        let bytes = metadata.len();
         if bytes > FILE_BYTES_MAX {
             return Err(format!("which has {bytes} bytes; at most {FILE_BYTES_MAX} are read"));
         }

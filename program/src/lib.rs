@@ -1,12 +1,14 @@
-//! Commands and flags that all programs share: `completions` writes shell completions, `man` writes manual pages, and `options` has
-//! the flags of programs with a configuration file.
+//! What all programs share of their command lines and configurations: `completions` writes shell completions, `man` writes manual pages,
+//! `options` has the flags of programs with a configuration file, `files` reads the files that it names, and `values` says what is wrong with them.
 
 // Nothing that a message, a peer or a device does may panic.
 #![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
 // What is `pub` can be used elsewhere.
 #![warn(unreachable_pub)]
 
+mod files;
 mod options;
+mod values;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -14,7 +16,9 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
+pub use files::{no_folder, no_folder_to_write, read_lasting_text, read_text};
 pub use options::{BrokerOptions, LogFormat, log_filter};
+pub use values::{line_at, shown, shown_number, toml_fault};
 
 /// Write the completions of a shell to standard output.
 #[derive(Clone, Debug, Args)]

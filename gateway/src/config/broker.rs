@@ -1,10 +1,11 @@
 //! The table `[broker]`: where the broker is, and as which user the gateway connects.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use vramq_amqp::{Address, Credentials, InvalidCredentials};
+use vramq_program::read_text;
 
 use super::seconds;
 use super::table::Values;
@@ -36,14 +37,14 @@ impl fmt::Debug for Broker {
 pub(super) fn broker(values: &mut Values) -> Option<Broker> {
     let url = values.text("broker.url").unwrap_or_else(|| "amqp://guest:guest@localhost:5672/%2f".to_owned());
     let address = url.parse::<Address>().map_err(|e| values.fault("broker.url", e.to_string())).ok();
-    let ca_pem = values.text("broker.ca").and_then(|file| match std::fs::read_to_string(&file) {
+    let ca_pem = values.text("broker.ca").and_then(|file| match read_text(Path::new(&file)) {
         Ok(pem) if pem.contains("-----BEGIN CERTIFICATE-----") => Some(pem),
         Ok(_) => {
             values.fault("broker.ca", format!("is {file}, which holds no certificate in PEM"));
             None
         }
-        Err(e) => {
-            values.fault("broker.ca", format!("is {file}, which cannot be read: {e}"));
+        Err(what) => {
+            values.fault("broker.ca", format!("is {file}, which {what}"));
             None
         }
     });
@@ -77,6 +78,7 @@ pub(super) fn with_credentials(
 #[cfg(test)]
 mod tests {
     use super::super::Config;
+    use super::super::tests::KEYS;
 
     fn faults(text: &str) -> Vec<String> {
         Config::read(text, Vec::new()).unwrap_err().0.into_iter().map(|fault| fault.key).collect()
@@ -97,7 +99,7 @@ mod tests {
         let alone = format!("{own}[operator]\nbroker_password_file = \"{password}\"\n");
         assert_eq!(faults(&alone), ["operator.broker_password_file"]);
         let operator = format!(
-            "{own}[http]\nkeys = \"k\"\n[operator]\nbroker_url = \"amqp://operator@h/v\"\nfolder = \"f\"\n\
+            "{own}[http]\nkeys = \"{KEYS}\"\n[operator]\nbroker_url = \"amqp://operator@h/v\"\nfolder = \"f\"\n\
              broker_password_file = "
         );
         assert!(Config::read(&format!("{operator}\"{password}\"\n"), Vec::new()).is_ok());

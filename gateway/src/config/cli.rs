@@ -1,11 +1,11 @@
 //! The command line.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use vramq_amqp::Overrides;
 use vramq_program::{
-    BrokerOptions, Completions, LogFormat, Manual, completions_help, log_filter, manual_help,
+    BrokerOptions, Completions, LogFormat, Manual, completions_help, log_filter, manual_help, read_text,
 };
 
 use super::{Config, Fault, Invalid};
@@ -43,7 +43,7 @@ Exit codes:
   0 drained · 1 requests were cut off at the end of the drain · 2 usage or configuration
   3 broker unreachable at start")]
     Run(Options),
-    /// Read the configuration and the keys, report all faults, and do nothing else.
+    /// Read the configuration and the files that it names, report all faults, and do nothing else.
     #[command(after_help = "\
 Example:
   vramq-gateway check-config --config gateway.toml
@@ -100,15 +100,17 @@ impl Options {
     /// All faults of the configuration.
     pub fn read(&self) -> Result<Config, Invalid> {
         let mut faults = Vec::new();
-        let text =
-            self.config.as_ref().map_or(Ok(String::new()), std::fs::read_to_string).unwrap_or_else(|e| {
-                let path = self.config.as_deref().unwrap_or(Path::new("")).display();
-                faults.push(Fault { key: format!("file {path}"), what: e.to_string() });
-                String::new()
-            });
+        let (name, text) = match &self.config {
+            None => (String::new(), Ok(String::new())),
+            Some(file) => (format!("file {}", file.display()), read_text(file)),
+        };
+        let text = text.unwrap_or_else(|what| {
+            faults.push(Fault { key: name.clone(), what });
+            String::new()
+        });
         let Overrides { values, faults: more } = self.overrides();
         faults.extend(more.into_iter().map(|(key, what)| Fault { key, what }));
-        match Config::read(&text, values) {
+        match Config::read_named(&name, &text, values) {
             Ok(config) if faults.is_empty() => Ok(config),
             Ok(_) => Err(Invalid(faults)),
             Err(Invalid(more)) => Err(Invalid([faults, more].concat())),

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use vramq_program::no_folder_to_write;
 use vramq_schemas::BODY_BYTES_MAX;
 
 use super::table::Values;
@@ -40,8 +41,11 @@ pub struct Files {
 pub(super) fn files(values: &mut Values, results: Option<&Place>, has_keys: bool) -> Option<Files> {
     let configured = place::apart(values, &place::FILES, results);
     let is_own = configured.is_none();
+    if let Some(place) = configured.as_ref().filter(|place| !is_off(place)) {
+        place::check_folder(values, &place::FILES, place, no_folder_to_write);
+    }
     let place = match configured {
-        Some(Place::Folder(folder)) if folder == Path::new(OFF) => None,
+        Some(place) if is_off(&place) => None,
         Some(place) => Some(place),
         None => Some(Place::Folder(own_folder())),
     };
@@ -73,6 +77,11 @@ pub(super) fn files(values: &mut Values, results: Option<&Place>, has_keys: bool
     Some(Files { place: place?, is_own, file_bytes, total_bytes, owner_bytes, keep })
 }
 
+/// Whether the place means that there are no uploads.
+fn is_off(place: &Place) -> bool {
+    matches!(place, Place::Folder(folder) if folder == Path::new(OFF))
+}
+
 /// The default folder: the user's, for data that outlives a restart. All gateways of this user share it. Empty if
 /// the environment has no absolute path to one.
 fn own_folder() -> PathBuf {
@@ -84,6 +93,7 @@ fn own_folder() -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::super::Config;
+    use super::super::tests::KEYS;
     use super::*;
 
     fn files(text: &str) -> Files {
@@ -94,11 +104,12 @@ mod tests {
     fn a_key_has_a_quarter_of_the_place_unless_the_file_says_otherwise() {
         for (text, owner_mib) in [
             ("[files]\nfolder = 'f'\nmib_max = 4096", 4096),
-            ("[http]\nkeys = 'k'\n[files]\nfolder = 'f'\nmib_max = 4096", 1024),
-            ("[http]\nkeys = 'k'\n[files]\nfolder = 'f'\nmib_max = 1024", 512),
-            ("[http]\nkeys = 'k'\n[files]\nfolder = 'f'\nmib_max_per_key = 600", 600),
+            ("[http]\nkeys = 'KEYS'\n[files]\nfolder = 'f'\nmib_max = 4096", 1024),
+            ("[http]\nkeys = 'KEYS'\n[files]\nfolder = 'f'\nmib_max = 1024", 512),
+            ("[http]\nkeys = 'KEYS'\n[files]\nfolder = 'f'\nmib_max_per_key = 600", 600),
         ] {
-            assert_eq!(files(text).owner_bytes, owner_mib * MIB as u64, "{text}");
+            let text = text.replace("KEYS", KEYS);
+            assert_eq!(files(&text).owner_bytes, owner_mib * MIB as u64, "{text}");
         }
         // With no more than the bytes of a job in each file.
         assert!(files("").is_own && !files("[files]\nfolder = 'f'").is_own);

@@ -84,17 +84,19 @@ pub(super) fn limits(values: &mut Values, has_keys: bool) -> Limits {
 #[cfg(test)]
 mod tests {
     use super::super::Config;
+    use super::super::tests::KEYS;
     use super::*;
 
     #[test]
     fn the_bodies_of_a_key_have_a_quarter_unless_the_file_says_otherwise() {
         for (text, key_mib) in [
             ("", 256),
-            ("keys = 'k'", 64),
-            ("keys = 'k'\nbodies_mib_max = 20", 16),
-            ("keys = 'k'\nbodies_mib_max_per_key = 256", 256),
+            ("keys = 'KEYS'", 64),
+            ("keys = 'KEYS'\nbodies_mib_max = 20", 16),
+            ("keys = 'KEYS'\nbodies_mib_max_per_key = 256", 256),
         ] {
-            let limits = Config::read(&format!("[http]\n{text}"), Vec::new()).unwrap().limits;
+            let text = format!("[http]\n{}", text.replace("KEYS", KEYS));
+            let limits = Config::read(&text, Vec::new()).unwrap().limits;
             assert_eq!(limits.bodies_bytes_per_key, key_mib * MIB, "{text}");
         }
         let small = "[http]\nbody_mib_max = 3\nbodies_mib_max_per_key = 2";

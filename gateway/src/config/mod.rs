@@ -8,14 +8,17 @@ mod operator;
 mod place;
 mod results;
 mod table;
+mod tls;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_rustls::rustls::ServerConfig;
+use vramq_program::no_folder;
 use vramq_schemas::topology::check_model_name;
 
 pub use broker::Broker;
@@ -26,6 +29,7 @@ pub use results::{ResultSettings, Results};
 pub use table::Fault;
 use table::Values;
 
+use crate::keys::Keys;
 use crate::storage::Place;
 use crate::vocabulary::Vocabulary;
 
@@ -63,10 +67,10 @@ pub struct Config {
 #[derive(Clone, Debug)]
 pub struct Http {
     pub listen: SocketAddr,
-    /// Certificate chain and private key, in PEM.
-    pub tls: Option<(PathBuf, PathBuf)>,
-    /// The file of API keys. `None`: no keys, and the gateway listens on loopback addresses only.
-    pub keys: Option<PathBuf>,
+    /// `None`: plain HTTP.
+    pub tls: Option<Arc<ServerConfig>>,
+    /// Without keys the gateway listens on loopback addresses only.
+    pub keys: Arc<Keys>,
     /// Origins whose pages may call the gateway. Empty: only the gateway's own.
     pub cors_origins: Vec<String>,
     pub drain: Duration,
@@ -100,20 +104,28 @@ impl Config {
     /// Reads a TOML text, and values by key that go over it.
     ///
     /// # Errors
-    /// All faults of the configuration.
+    /// All faults of the configuration, and of the files that it names.
     pub fn read(text: &str, overrides: Vec<(String, String)>) -> Result<Self, Invalid> {
-        let mut values = Values::of(text);
+        Self::read_named("file", text, overrides)
+    }
+
+    /// The same for the text of a file, which faults call by this name.
+    fn read_named(file: &str, text: &str, overrides: Vec<(String, String)>) -> Result<Self, Invalid> {
+        let mut values = Values::of(file, text);
         for (key, value) in overrides {
             values.set(key, value);
         }
         let broker = broker::broker(&mut values);
+        let has_keys = values.has("http.keys");
         let http = http(&mut values);
-        let has_keys = http.as_ref().is_some_and(|http| http.keys.is_some());
         let limits = limits::limits(&mut values, has_keys);
         let results = results::results(&mut values, has_keys);
         let kept = results.store.as_ref().map(|store| &store.place);
         let files = files::files(&mut values, kept, has_keys);
         let outputs = place::apart(&mut values, &place::OUTPUTS, kept);
+        if let Some(place) = &outputs {
+            place::check_folder(&mut values, &place::OUTPUTS, place, no_folder);
+        }
         let operator = operator::operator(&mut values, broker.as_ref(), http.as_ref());
         let tei = TeiModels {
             embed: model(&mut values, "tei.embed"),
@@ -154,12 +166,9 @@ fn http(values: &mut Values) -> Option<Http> {
         .parse::<SocketAddr>()
         .map_err(|_| values.fault("http.listen", format!("is `{listen}`; it must be IP:PORT")))
         .ok();
-    let certificate = values.text("http.tls_certificate").map(PathBuf::from);
-    let key = values.text("http.tls_key").map(PathBuf::from);
-    if certificate.is_some() != key.is_some() {
-        values.fault("http.tls_certificate", "and http.tls_key belong together: one of them is missing");
-    }
-    let keys = values.text("http.keys").map(PathBuf::from);
+    let tls = tls::tls(values);
+    let has_keys = values.has("http.keys");
+    let keys = keys(values);
     let cors_origins = values.list("http.cors_origins");
     for origin in &cors_origins {
         if !origin.starts_with("http://") && !origin.starts_with("https://") || origin.ends_with('/') {
@@ -172,13 +181,29 @@ fn http(values: &mut Values) -> Option<Http> {
     let drain = seconds(values.number("http.drain_s", DRAIN_S, 0));
     let send_timeout = seconds(values.number("http.send_timeout_s", SEND_TIMEOUT_S, 1));
     let listen = listen?;
-    if keys.is_none() && !listen.ip().is_loopback() {
+    if !has_keys && !listen.ip().is_loopback() {
         values.fault(
             "http.listen",
             format!("is {listen}, which others can reach: set http.keys, or listen on 127.0.0.1"),
         );
     }
-    Some(Http { listen, tls: certificate.zip(key), keys, cors_origins, drain, send_timeout })
+    Some(Http { listen, tls, keys: keys?, cors_origins, drain, send_timeout })
+}
+
+/// Reads the file of API keys, if one is named. `None` after faults.
+fn keys(values: &mut Values) -> Option<Arc<Keys>> {
+    let is_set = values.has("http.keys");
+    let file = values.text("http.keys");
+    if is_set && file.is_none() {
+        return None;
+    }
+    match Keys::open(file.as_deref().map(Path::new)) {
+        Ok(keys) => Some(Arc::new(keys)),
+        Err(faults) => {
+            faults.into_iter().for_each(|fault| values.fault("http.keys", format!("is {fault}")));
+            None
+        }
+    }
 }
 
 fn vocabulary(values: &mut Values) -> Option<Arc<Vocabulary>> {
@@ -203,6 +228,9 @@ fn seconds(s: u32) -> Duration {
 mod tests {
     use super::*;
 
+    /// A file of keys.
+    pub(super) const KEYS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/gateway-keys.toml");
+
     fn faults(text: &str) -> Vec<String> {
         Config::read(text, Vec::new()).unwrap_err().0.into_iter().map(|fault| fault.key).collect()
     }
@@ -211,7 +239,7 @@ mod tests {
     fn nothing_given_is_a_gateway_on_loopback() {
         let config = Config::read("", Vec::new()).unwrap();
         assert_eq!(config.http.listen, "127.0.0.1:8080".parse().unwrap());
-        assert!(config.http.keys.is_none() && config.outputs.is_none());
+        assert!(!config.http.keys.required() && config.outputs.is_none());
     }
 
     #[test]
@@ -222,7 +250,8 @@ mod tests {
             [http]
             listen = "here"
             in_flight_max = 0
-            tls_key = "key.pem"
+            tls_key = "/nowhere.pem"
+            keys = "/nowhere.toml"
             cors_origins = ["example.org"]
             colour = "red"
             [model.minilm]
@@ -237,8 +266,10 @@ mod tests {
                 "http.colour",
                 "http.cors_origins",
                 "http.in_flight_max",
+                "http.keys",
                 "http.listen",
                 "http.tls_certificate",
+                "http.tls_key",
                 "model.minilm.matryoshka"
             ]
         );
@@ -254,7 +285,8 @@ mod tests {
     #[test]
     fn without_keys_only_loopback_is_listened_on() {
         assert_eq!(faults("[http]\nlisten = \"0.0.0.0:80\""), ["http.listen"]);
-        assert!(Config::read("[http]\nlisten = \"0.0.0.0:80\"\nkeys = \"keys.toml\"", Vec::new()).is_ok());
+        let keyed = format!("[http]\nlisten = \"0.0.0.0:80\"\nkeys = \"{KEYS}\"");
+        assert!(Config::read(&keyed, Vec::new()).is_ok());
         assert!(Config::read("[http]\nlisten = \"[::1]:80\"", Vec::new()).is_ok());
     }
 
@@ -280,7 +312,7 @@ mod tests {
     #[test]
     fn operators_act_as_a_user_of_their_own_with_keys_and_a_folder() {
         let with = |url: &str, more: &str| {
-            format!("[http]\nkeys = \"k\"\n[operator]\nbroker_url = \"{url}\"\n{more}")
+            format!("[http]\nkeys = \"{KEYS}\"\n[operator]\nbroker_url = \"{url}\"\n{more}")
         };
         let folder = "folder = \"f\"";
         let config = Config::read(&with("amqp://operator:secret@h", folder), Vec::new()).unwrap();
@@ -288,7 +320,7 @@ mod tests {
         assert_eq!(faults(&with("amqp://operator:secret@h", "")), ["operator.folder"]);
         assert_eq!(faults(&with("amqp://guest:guest@h", folder)), ["operator.broker_url"]);
         assert_eq!(faults("[operator]\nfolder = \"f\""), ["operator.broker_url"]);
-        let keyless = with("amqp://operator:secret@h", folder).replace("keys = \"k\"", "");
+        let keyless = with("amqp://operator:secret@h", folder).replace(&format!("keys = \"{KEYS}\""), "");
         assert_eq!(faults(&keyless), ["operator.broker_url"]);
     }
 

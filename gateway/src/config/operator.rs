@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use vramq_amqp::{Address, Credentials};
+use vramq_program::no_folder_to_write;
 
 use super::broker::with_credentials;
 use super::table::Values;
@@ -45,6 +46,9 @@ pub(super) fn operator(
             return None;
         }
     };
+    if let Some(what) = no_folder_to_write(&folder) {
+        values.fault("operator.folder", format!("is {}, which {what}", folder.display()));
+    }
     let address =
         url.parse::<Address>().map_err(|e| values.fault("operator.broker_url", e.to_string())).ok()?;
     // Their faults are already reported.
@@ -55,7 +59,7 @@ pub(super) fn operator(
             "has the user of broker.url: operators act as a user of their own, with rights of its own",
         );
     }
-    if http.keys.is_none() {
+    if !http.keys.required() {
         values.fault("operator.broker_url", "needs http.keys: only the holder of an operator's key may act");
     }
     let address = broker.ca_pem.iter().cloned().fold(address, Address::trusting);

@@ -1,6 +1,6 @@
 //! The options that the places of results, uploads and outputs have in common: `folder`, `url`, and those of an object store.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -107,6 +107,15 @@ pub fn check_apart(values: &mut Values, keys: &Keys, found: &Place, results: Opt
             Place::Cloud(_) => keys.url,
         };
         values.fault(key, format!("is {found}, and results are kept in {results}: one is inside the other"));
+    }
+}
+
+/// A place whose folder cannot be one is a fault. `fault` says why it cannot.
+pub fn check_folder(values: &mut Values, keys: &Keys, place: &Place, fault: fn(&Path) -> Option<String>) {
+    if let Place::Folder(folder) = place
+        && let Some(what) = fault(folder)
+    {
+        values.fault(keys.folder, format!("is {}, which {what}", folder.display()));
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use vramq_program::no_folder_to_write;
+
 use super::table::Values;
 use super::{FILES_MIB_MAX, MIB, place, seconds, share_of_key};
 use crate::storage::Place;
@@ -35,6 +37,9 @@ pub(super) fn results(values: &mut Values, has_keys: bool) -> Results {
     let memory_mib = values.number("results.mib_max", RESULTS_MIB_MAX, 1);
     let keep = seconds(values.number("results.keep_s", RESULTS_S, 1));
     let place = place::place(values, &place::RESULTS);
+    if let Some(place) = &place {
+        place::check_folder(values, &place::RESULTS, place, no_folder_to_write);
+    }
     let all_mib = values.number("results.folder_mib_max", FILES_MIB_MAX, 1);
     let share_mib = share_of_key(all_mib, has_keys).max(1);
     let owner_mib = values.number("results.folder_mib_max_per_key", share_mib, 1);
@@ -47,17 +52,19 @@ pub(super) fn results(values: &mut Values, has_keys: bool) -> Results {
 #[cfg(test)]
 mod tests {
     use super::super::Config;
+    use super::super::tests::KEYS;
     use super::*;
 
     #[test]
     fn a_key_has_a_quarter_of_the_store_unless_the_file_says_otherwise() {
         for (text, owner_mib) in [
             ("[results]\nfolder = 'r'\nfolder_mib_max = 4096", 4096),
-            ("[http]\nkeys = 'k'\n[results]\nfolder = 'r'\nfolder_mib_max = 4096", 1024),
-            ("[http]\nkeys = 'k'\n[results]\nfolder = 'r'\nfolder_mib_max = 3", 1),
-            ("[http]\nkeys = 'k'\n[results]\nfolder = 'r'\nfolder_mib_max_per_key = 600", 600),
+            ("[http]\nkeys = 'KEYS'\n[results]\nfolder = 'r'\nfolder_mib_max = 4096", 1024),
+            ("[http]\nkeys = 'KEYS'\n[results]\nfolder = 'r'\nfolder_mib_max = 3", 1),
+            ("[http]\nkeys = 'KEYS'\n[results]\nfolder = 'r'\nfolder_mib_max_per_key = 600", 600),
         ] {
-            let results = Config::read(text, Vec::new()).unwrap().results;
+            let text = text.replace("KEYS", KEYS);
+            let results = Config::read(&text, Vec::new()).unwrap().results;
             assert_eq!(results.store.unwrap().owner_bytes_max, owner_mib * MIB as u64, "{text}");
         }
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use toml::{Table, Value};
+use vramq_program::{shown, shown_number, toml_fault};
 
 /// One thing that is wrong, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,17 +29,12 @@ pub struct Values {
 }
 
 impl Values {
-    /// Parses a TOML text. A text that cannot be parsed is one fault, and has no values.
-    pub fn of(text: &str) -> Self {
+    /// Parses the TOML text of a file. A text that cannot be parsed is one fault, and has no values.
+    pub fn of(file: &str, text: &str) -> Self {
         let mut values = Self::default();
         match text.parse::<Table>() {
             Ok(table) => flatten(String::new(), table, &mut values.left),
-            // toml's messages quote the line: it may hold the broker's password.
-            Err(error) => {
-                let before = |at: usize| &text[..text.floor_char_boundary(at)];
-                let line = error.span().map_or(0, |span| before(span.start).lines().count());
-                values.fault("file", format!("is not TOML, near line {}: {}", line.max(1), error.message()));
-            }
+            Err(error) => values.fault(file, toml_fault(&error, text)),
         }
         values
     }
@@ -50,6 +46,11 @@ impl Values {
 
     pub fn fault(&mut self, key: impl Into<String>, what: impl Into<String>) {
         self.faults.push(Fault { key: key.into(), what: what.into() });
+    }
+
+    /// Whether a key has a value that nobody has taken yet.
+    pub fn has(&self, key: &str) -> bool {
+        self.left.contains_key(key)
     }
 
     /// A text.
@@ -74,7 +75,11 @@ impl Values {
         number.filter(|n| *n >= least).unwrap_or_else(|| {
             self.fault(
                 key,
-                format!("is {}; it must be a whole number from {least} to {}", shown(&value), u32::MAX),
+                format!(
+                    "is {}; it must be a whole number from {least} to {}",
+                    shown_number(&value),
+                    u32::MAX
+                ),
             );
             default
         })
@@ -156,16 +161,5 @@ fn flatten(path: String, table: Table, into: &mut BTreeMap<String, Value>) {
             Value::Table(inner) => flatten(path, inner, into),
             value => drop(into.insert(path, value)),
         }
-    }
-}
-
-/// A value for an error message. Texts are not repeated: they may be secrets.
-fn shown(value: &Value) -> String {
-    match value {
-        Value::Integer(n) => n.to_string(),
-        Value::Boolean(b) => b.to_string(),
-        Value::String(text) if text.is_empty() => "empty".to_owned(),
-        Value::String(_) => "a text".to_owned(),
-        other => format!("a value of type {}", other.type_str()),
     }
 }

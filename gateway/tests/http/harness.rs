@@ -167,7 +167,7 @@ impl Setup {
     fn launch(&mut self, amqp_url: &str, scheme: &str, options: &[&str]) -> Gateway {
         let name = format!("gateway-{}", self.launched);
         self.launched += 1;
-        let mut command = clean(Path::new(env!("CARGO_BIN_EXE_vramq-gateway")));
+        let mut command = gateway_command();
         command.args(["run", "--listen", "127.0.0.1:0", "--broker-url", amqp_url]).args(options);
         command.env("XDG_STATE_HOME", &self.state).envs(self.environment.clone());
         let program = Program::start(&mut command, &name, self.folder.path());
@@ -316,6 +316,11 @@ impl Setup {
     pub fn until_counter(&self, name: &str, value: u64) {
         until(&format!("{name} is {value}"), || (self.counter(name) == Some(value)).then_some(()));
     }
+}
+
+/// The gateway as a command.
+pub fn gateway_command() -> std::process::Command {
+    clean(Path::new(env!("CARGO_BIN_EXE_vramq-gateway")))
 }
 
 /// Waits for a condition, looking again every few milliseconds.

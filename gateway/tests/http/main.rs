@@ -6,6 +6,7 @@ mod adoption;
 mod bounds;
 mod claims;
 mod clients;
+mod configuration;
 mod connections;
 mod dead_letters;
 mod drain;
