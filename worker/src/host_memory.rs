@@ -47,7 +47,7 @@ impl fmt::Display for TooLittle {
         let Self { host_memory, one_each } = *self;
         write!(
             f,
-            "host memory for jobs is {}, one job of each model may take {}: raise worker.host_memory_mib, or lower body_mib_max",
+            "leaves {} for jobs, and one job of each model may take {}: raise it, or lower body_mib_max",
             Mib(host_memory),
             Mib(one_each)
         )
@@ -77,15 +77,19 @@ pub fn slots(host_memory: u64, wants: &[Want]) -> Result<Vec<NonZeroU16>, TooLit
     Ok(slots)
 }
 
-/// The default memory for bodies: a third of what the CPU device leaves of the machine's memory, or of the limit of the process's control
-/// group, if that is less. `cpu_device`: bytes of that device, 0 with a GPU.
+/// The default memory for bodies: a third of what the CPU device leaves of the machine's memory. `cpu_device`: bytes of that device, 0 with
+/// a GPU.
 pub fn default_bytes(cpu_device: u64) -> u64 {
+    part_for_bodies(machine_bytes().unwrap_or(MACHINE_UNKNOWN), cpu_device)
+}
+
+/// The machine's memory, or the limit of the process's control group, if that is less.
+pub fn machine_bytes() -> Option<u64> {
     let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
     let group = group_of(&read("/proc/self/cgroup")).unwrap_or_default();
     let of_groups = groups_above(&group).map(|group| limit_of(&read(&format!("{CGROUP}{group}/memory.max"))));
     let of_machine = [total_of(&read("/proc/meminfo")), limit_of(&read(CGROUP_V1_LIMIT))];
-    let limits = of_machine.into_iter().chain(of_groups).flatten();
-    part_for_bodies(limits.min().unwrap_or(MACHINE_UNKNOWN), cpu_device)
+    of_machine.into_iter().chain(of_groups).flatten().min()
 }
 
 /// A group and its parents, whose limits also apply to it. The last is the root that is visible in a container.

@@ -14,6 +14,7 @@ on_one_setup!(
     nothing_fits,
     the_doctor_reports_the_same,
     all_faults_come_at_once,
+    more_memory_than_the_machine_has_is_said,
     without_an_authority_no_object_store_is_reached_by_tls,
     flags_are_over_the_environment_and_that_is_over_the_file,
     misspelt_variables_are_refused_with_what_was_meant,
@@ -38,8 +39,13 @@ async fn run(subcommand: &str, settings: &[&str]) -> Result<Ended> {
     run_to_end(command).await
 }
 
-const TOO_SMALL: [&str; 3] =
-    ["model.echo.engine=echo", "device.cpu.memory_mib=2", "device.cpu.reserve_mib=2"];
+/// A job of 2048 items of 1 KiB takes 2 MiB, and 1 MiB is left.
+const TOO_SMALL: [&str; 4] = [
+    "model.echo.engine=echo",
+    "model.echo.job_items=2048",
+    "device.cpu.memory_mib=2",
+    "device.cpu.reserve_mib=1",
+];
 
 async fn nothing_fits(env: &mut TestEnv) -> Result<()> {
     env.announce("cannot start");
@@ -47,7 +53,7 @@ async fn nothing_fits(env: &mut TestEnv) -> Result<()> {
     ensure!(worker.exited().await? == Some(4));
     let line = worker.log.find("cannot start").context("no message")?;
     let figures =
-        ["2.0 MiB free", "0.0 MiB of weights", "2.0 MiB reserve", "needs 0.1 MiB", "0.1 MiB are missing"];
+        ["2.0 MiB free", "0.0 MiB of weights", "1.0 MiB reserve", "needs 2.0 MiB", "1.0 MiB are missing"];
     has_all(line.text(), &figures)?;
     ensure!(env.vhost.worker_connections().await?.is_empty());
     Ok(())
@@ -74,7 +80,7 @@ async fn the_doctor_reports_the_same(_: &mut TestEnv) -> Result<()> {
     let ill = run("doctor", &TOO_SMALL).await?;
     ensure!(ill.code == Some(4), "{ill:?}");
     ensure!(!ill.stdout.contains("jobs/s"), "measured a model that has no slot: {ill:?}");
-    has_all(&ill.stdout, &["none", "0.1 MiB are missing"])
+    has_all(&ill.stdout, &["none", "1.0 MiB are missing"])
 }
 
 async fn all_faults_come_at_once(_: &mut TestEnv) -> Result<()> {
@@ -83,11 +89,16 @@ async fn all_faults_come_at_once(_: &mut TestEnv) -> Result<()> {
         "broker.prefetch=3",
         "worker.drain_s=soon",
         "device.cpu.memory_mib=0",
+        "device.cpu.reserve_mib=2048",
+        "worker.host_memory_mib=1",
+        "worker.state=/dev/null",
+        "worker.name=a\nb",
         "model.echo.engine=magic",
         "typo=1",
     ];
     for subcommand in ["check-config", "run", "doctor"] {
-        let ended = run(subcommand, &faulty).await?;
+        // A model without faults, whose bodies have no room.
+        let ended = run(subcommand, &[&faulty[..], &["model.other.engine=echo"]].concat()).await?;
         ensure!(ended.code == Some(2), "{subcommand}: {ended:?}");
         let keys = faulty.map(|setting| setting.split('=').next().unwrap_or_default());
         has_all(&ended.stderr, &keys)?;
@@ -100,7 +111,7 @@ async fn all_faults_come_at_once(_: &mut TestEnv) -> Result<()> {
     ensure!(elsewhere.code == Some(0), "{elsewhere:?}");
     has_all(
         &elsewhere.stderr,
-        &["model.m.path is \"/no/such/folder\", which is not a folder on this machine"],
+        &["model.m.path: is \"/no/such/folder\", which is not a folder on this machine"],
     )?;
     let nothing = run("check-config", &[]).await?;
     ensure!(nothing.code == Some(2), "{nothing:?}");
@@ -109,6 +120,20 @@ async fn all_faults_come_at_once(_: &mut TestEnv) -> Result<()> {
     let ended = run_to_end(file).await?;
     ensure!(ended.code == Some(2), "{ended:?}");
     has_all(&ended.stderr, &["/no/such/file.toml"])
+}
+
+async fn more_memory_than_the_machine_has_is_said(env: &mut TestEnv) -> Result<()> {
+    let settings = ["model.echo.engine=echo", "device.cpu.memory_mib=4294967295"];
+    let text =
+        "device.cpu.memory_mib: is 4294967295, and this machine, or the control group of this process, has ";
+    for subcommand in ["check-config", "doctor"] {
+        let ended = run(subcommand, &settings).await?;
+        ensure!(ended.code == Some(0), "{subcommand}: {ended:?}");
+        has_all(&ended.stderr, &[text])?;
+    }
+    env.announce(text);
+    env.worker(&settings[1..]).await?.log.wait_for(text).await?;
+    Ok(())
 }
 
 async fn without_an_authority_no_object_store_is_reached_by_tls(_: &mut TestEnv) -> Result<()> {

@@ -44,10 +44,8 @@ pub fn main() -> ! {
             None => diagnose(&config, json),
         }),
         Command::CheckConfig(options) => prepare(&options).map(|(config, _)| {
-            for model in &config.models {
-                if let Some(what) = model.engine.missing_folder() {
-                    eprintln!("vramq-worker: model.{}.path {what}: no worker can start there", model.name);
-                }
+            for lacking in config.lacking() {
+                eprintln!("vramq-worker: {lacking}");
             }
             let models = config.models.len();
             println!("the configuration is right: {models} model(s), broker {}", config.broker.url);
@@ -75,7 +73,8 @@ fn end(exit: Exit) -> ! {
 }
 
 fn prepare(options: &Options) -> Result<(Config, Logs), Box<dyn std::error::Error>> {
-    let logs = logs::init(&options.log, options.log_format, options.gpu.as_ref())?;
+    let logs = logs::init(&options.log, options.log_format, options.gpu.as_ref());
+    let logs = logs.map_err(|error| format!("--log (VRAMQ_LOG): {error}"))?;
     Ok((options.read()?, logs))
 }
 
@@ -112,6 +111,9 @@ fn diagnose(config: &Config, json: bool) -> Exit {
         }
     };
     let tell = |text: &str| eprintln!("vramq-worker: {text}");
+    if let Some(fault) = config.device.more_than_machine() {
+        tell(&fault.to_string());
+    }
     let opened = match Opened::open(config, runtime.handle(), tell) {
         Ok(opened) => opened,
         Err(error) => {

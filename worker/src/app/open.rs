@@ -18,7 +18,6 @@ use crate::engine::echo::Echo;
 use crate::engine::encoder::cuda::{CudaOptions, ElementType};
 use crate::engine::encoder::{ComputeType, Encoder, LoadError, Source};
 use crate::executor::process::programs::Programs;
-use crate::host_memory::{self, TooLittle, Want};
 use crate::model::{Fit, Model, PASS_TOKENS_DEFAULT};
 use crate::state_file::StateFile;
 
@@ -42,8 +41,6 @@ pub enum OpenError {
     Cpu(#[from] cpu::OpenError),
     #[error(transparent)]
     Cuda(#[from] cuda::OpenError),
-    #[error(transparent)]
-    HostMemory(#[from] TooLittle),
     /// This many models could not be loaded. [`Opened::open`] has already passed a text for each to `tell`.
     #[error("{0} model(s) cannot be loaded")]
     NotLoaded(usize),
@@ -99,14 +96,14 @@ impl Opened {
     /// The device cannot be used. A model that cannot be loaded is no error here, nor is one without slots: see
     /// [`complete`](Self::complete) and [`slots`](Self::slots).
     pub fn open(config: &Config, runtime: &Handle, tell: fn(&str)) -> Result<Self, OpenError> {
-        let slots_max = host_slots(config)?;
+        log_host_slots(config);
         let device = open(&config.device.kind)?;
         let mut programs = Programs::new(
             device.shared(),
             StateFile::in_folder(config.state.as_deref()),
             config.models.len() > 1,
         );
-        let mut models = load_all(config, &slots_max, &device, &mut programs, runtime, tell)?;
+        let mut models = load_all(config, &device, &mut programs, runtime, tell)?;
         models.sort_by_key(|model| model.index);
         if let Some(fault) = config.device.fault {
             tracing::warn!(
@@ -159,7 +156,6 @@ impl Opened {
 /// Loads every model that can be loaded, programs last. A model that cannot be loaded does not stop the loading of others.
 fn load_all(
     config: &Config,
-    slots_max: &[NonZeroU16],
     device: &AnyDevice,
     programs: &mut Programs,
     runtime: &Handle,
@@ -170,7 +166,7 @@ fn load_all(
     let (last, first): (Vec<_>, Vec<_>) =
         config.models.iter().enumerate().partition(|(_, model)| is_program(model));
     for (index, model) in first.into_iter().chain(last) {
-        let (slots_max, reserve) = (slots_max[index], config.device.reserve);
+        let (slots_max, reserve) = (config.host_slots[index], config.device.reserve);
         let index = ModelIndex(index);
         let loaded = match &model.engine {
             EngineConfig::Process(process) => {
@@ -191,12 +187,9 @@ fn load_all(
     Ok(models)
 }
 
-/// The most slots of each model that the host's memory allows. Logs the calculation.
-fn host_slots(config: &Config) -> Result<Vec<NonZeroU16>, TooLittle> {
-    let want = |model: &ModelConfig| Want { body_max: model.body_max, slots_max: model.slots_max };
-    let wants: Vec<_> = config.models.iter().map(want).collect();
-    let slots = host_memory::slots(config.host_memory, &wants)?;
-    for (model, slots) in config.models.iter().zip(&slots) {
+/// Logs how many slots the host's memory allows each model.
+fn log_host_slots(config: &Config) {
+    for (model, slots) in config.models.iter().zip(&config.host_slots) {
         let (host_memory, body_max) = (Mib(config.host_memory), Mib(model.body_max));
         let held = Mib(model.body_max.saturating_mul(slots.get().into()));
         let (model, configured) = (&model.name, model.slots_max);
@@ -205,7 +198,6 @@ fn host_slots(config: &Config) -> Result<Vec<NonZeroU16>, TooLittle> {
             "worker.host_memory_mib limits the slots: with more slots, jobs with the largest bodies would need more host memory than that"
         );
     }
-    Ok(slots)
 }
 
 fn open(kind: &DeviceKind) -> Result<AnyDevice, OpenError> {

@@ -129,6 +129,9 @@ fn warn_of_settings(config: &Config) {
             "worker.job_s is longer than RabbitMQ allows by default: raise its consumer_timeout (1800 s) or lower worker.job_s"
         );
     }
+    if let Some(fault) = config.device.more_than_machine() {
+        tracing::warn!("{fault}");
+    }
     if let (DeviceKind::Cpu(_), Ok(driver)) = (&config.device.kind, cuda::find())
         && let [first, ..] = &driver.devices[..]
     {

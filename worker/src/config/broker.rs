@@ -1,8 +1,10 @@
 //! The table `[broker]`: where the broker is, as which user the worker connects, and what it declares.
 
+use std::path::Path;
 use std::time::Duration;
 
 use vramq_amqp::{Address, Credentials, InvalidCredentials};
+use vramq_program::read_text;
 
 use super::read::at_least_one;
 use super::section::Section;
@@ -76,7 +78,8 @@ pub(super) fn broker(mut section: Section) -> Option<BrokerConfig> {
             QueueType::Quorum
         }
     };
-    let connect = Duration::from_secs(section.take("connect_s").unwrap_or(CONNECT_S_DEFAULT).into());
+    let connect =
+        Duration::from_secs(section.number("connect_s", 0..=u32::MAX).unwrap_or(CONNECT_S_DEFAULT).into());
     let declare = section.take("declare").unwrap_or(true);
     let queue_length_max = at_least_one(&mut section, "queue_length_max", QUEUE_LENGTH_MAX_DEFAULT);
     let confirm_s = at_least_one(&mut section, "confirm_s", CONFIRM_S_DEFAULT);
@@ -88,10 +91,10 @@ pub(super) fn broker(mut section: Section) -> Option<BrokerConfig> {
 /// The text of the file with a private authority's certificates.
 fn certificates(section: &mut Section) -> Option<String> {
     let file = section.take::<String>("ca")?;
-    let fault = match std::fs::read_to_string(&file) {
+    let fault = match read_text(Path::new(&file)) {
         Ok(pem) if pem.contains("-----BEGIN CERTIFICATE-----") => return Some(pem),
         Ok(_) => format!("is {file}, which holds no certificate in PEM"),
-        Err(e) => format!("is {file}, which cannot be read: {e}"),
+        Err(what) => format!("is {file}, which {what}"),
     };
     section.fault("ca", fault);
     None

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand};
 use vramq_amqp::Overrides;
 use vramq_program::{
-    BrokerOptions, Completions, LogFormat, Manual, completions_help, log_filter, manual_help,
+    BrokerOptions, Completions, LogFormat, Manual, completions_help, log_filter, manual_help, read_text,
 };
 
 use super::{Config, ConfigFault, Gpu, Invalid};
@@ -113,17 +113,14 @@ impl Options {
     /// All faults of the configuration.
     pub fn read(&self) -> Result<Config, Invalid> {
         let mut faults = Vec::new();
-        let text = self.config.as_ref().and_then(|path| match std::fs::read_to_string(path) {
-            Ok(text) => Some(text),
-            Err(e) => {
-                faults.push(ConfigFault { key: format!("file {}", path.display()), what: e.to_string() });
-                None
-            }
+        let name = self.config.as_ref().map_or(String::new(), |file| format!("file {}", file.display()));
+        let text = self.config.as_ref().and_then(|file| {
+            read_text(file).map_err(|what| faults.push(ConfigFault { key: name.clone(), what })).ok()
         });
         let Overrides { values, faults: more } = self.overrides();
         faults.extend(more.into_iter().map(|(key, what)| ConfigFault { key, what }));
         let folder = self.config.as_deref().map_or(Path::new("."), folder_of);
-        match Config::read_in(folder, text.as_deref(), &values) {
+        match Config::read_in(folder, &name, text.as_deref(), &values) {
             Ok(config) if faults.is_empty() => Ok(match &self.gpu {
                 Some(gpu) => config.on(gpu),
                 None => config,
@@ -175,7 +172,7 @@ mod tests {
         ];
         for (file, folder) in folders {
             let text = "[model.m]\nengine = \"process\"\ncommand = [\"/bin/sh\"]";
-            let config = Config::read_in(folder_of(Path::new(file)), Some(text), &[]);
+            let config = Config::read_in(folder_of(Path::new(file)), "file", Some(text), &[]);
             let config = config.unwrap_or_else(|faults| panic!("{file}: {faults}"));
             let EngineConfig::Process(program) = &config.models[0].engine else { panic!("{config:?}") };
             assert_eq!(program.folder, folder, "{file}");

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use super::gpus::{Gpus, gpus};
 use super::read::{at_least_one, parsed};
 use super::section::Section;
-use super::{EngineConfig, ModelConfig};
+use super::{ConfigFault, EngineConfig, ModelConfig};
 use crate::device::cuda::{Lock, Options};
 use crate::device::fault::Fault;
 use crate::engine::encoder::ComputeType;
+use crate::host_memory;
 
 /// The device that models run on.
 #[derive(Clone, Debug)]
@@ -30,6 +31,17 @@ impl DeviceConfig {
             DeviceKind::Cpu(_) => None,
             DeviceKind::Cuda(options) => options.libraries.as_deref(),
         }
+    }
+
+    /// A text for the CPU device whose memory is more than this machine has. Passes may take all of it.
+    pub fn more_than_machine(&self) -> Option<ConfigFault> {
+        let (memory, machine) = (self.host_bytes(), host_memory::machine_bytes()?);
+        let (memory, machine) = (memory >> 20, (memory > machine).then_some(machine >> 20)?);
+        let what = format!(
+            "is {memory}, and this machine, or the control group of this process, has {machine} MiB: the system may kill a worker \
+             that uses all of it: lower it"
+        );
+        Some(ConfigFault { key: "device.cpu.memory_mib".to_owned(), what })
     }
 
     /// How many bytes of the host's memory the device may take.
@@ -111,9 +123,11 @@ fn cpu(mut section: Section) -> DeviceConfig {
     let cores =
         std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
     let fault = parsed(&mut section, "fault");
-    let reserve = mib(section.take("reserve_mib").unwrap_or(CPU_RESERVE_MIB_DEFAULT));
+    let reserve = mib(section.number("reserve_mib", 0..=u32::MAX).unwrap_or(CPU_RESERVE_MIB_DEFAULT));
+    let memory = mib(at_least_one(&mut section, "memory_mib", CPU_MEMORY_MIB_DEFAULT));
+    check_reserve(&section, reserve, Some(memory));
     let kind = DeviceKind::Cpu(CpuConfig {
-        memory: mib(at_least_one(&mut section, "memory_mib", CPU_MEMORY_MIB_DEFAULT)),
+        memory,
         threads: at_least_one(&mut section, "threads", cores) as usize,
         file: section.take::<String>("file").map(PathBuf::from),
     });
@@ -121,17 +135,26 @@ fn cpu(mut section: Section) -> DeviceConfig {
     DeviceConfig { kind, gpus: None, reserve, fault, kernels: None }
 }
 
+/// A reserve that leaves nothing of the device's memory is a fault.
+fn check_reserve(section: &Section, reserve: u64, memory: Option<u64>) {
+    if let Some(memory) = memory.filter(|memory| reserve >= *memory) {
+        let (reserve, memory) = (reserve >> 20, memory >> 20);
+        let what = format!(
+            "is {reserve}, and memory_mib is {memory}: nothing is left for models: lower the reserve, or raise memory_mib"
+        );
+        section.fault("reserve_mib", what);
+    }
+}
+
 /// The folder of GPU locks if `file` is not set: in memory, and writable by all users of the machine.
 const LOCKS: &str = "/dev/shm";
 
 fn cuda(mut section: Section) -> DeviceConfig {
     let fault = parsed(&mut section, "fault");
-    let reserve = mib(section.take("reserve_mib").unwrap_or(CUDA_RESERVE_MIB_DEFAULT));
+    let reserve = mib(section.number("reserve_mib", 0..=u32::MAX).unwrap_or(CUDA_RESERVE_MIB_DEFAULT));
     let (which, gpus) = gpus(&mut section);
-    let cap = section.take::<u32>("memory_mib").map(mib);
-    if cap == Some(0) {
-        section.fault("memory_mib", "is 0; it must be at least 1");
-    }
+    let cap = section.number("memory_mib", 1..=u32::MAX).map(mib);
+    check_reserve(&section, reserve, cap);
     let kind = DeviceKind::Cuda(Options {
         which,
         cap,
@@ -180,7 +203,7 @@ mod tests {
         assert!(matches!(read("[device.cpu]\nthreads = 2").unwrap().kind, DeviceKind::Cpu(_)));
         assert_eq!(cuda_of("[device.cuda]").which, Which::Index(0));
         assert_eq!(cuda_of("[device]\nkind = 'cuda'").which, Which::Index(0));
-        assert_eq!(cuda_of("[device.cuda]\nindex = 3\nmemory_mib = 5").cap, Some(5 << 20));
+        assert_eq!(cuda_of("[device.cuda]\nindex = 3\nreserve_mib = 4\nmemory_mib = 5").cap, Some(5 << 20));
         assert_eq!(cuda_of("[device.cuda]\nuuid = 'GPU-1d5a'").which, Which::Uuid("GPU-1d5a".to_owned()));
         assert_eq!(cuda_of("[device]\nkind = 'cuda'\n[device.cpu]\nthreads = 2").cap, None);
         assert_eq!(read("[device.cuda]").unwrap().reserve, 256 << 20);
@@ -192,7 +215,13 @@ mod tests {
             ("[device.cuda]\nindex = 'first'", "device.cuda.index", "a list of numbers"),
             ("[device.cuda]\nuuid = 'the first'", "device.cuda.uuid", "nvidia-smi -L"),
             ("[device.cuda]\nuuid = 'GPU-1'\nindex = 0", "device.cuda.uuid", "one of them is enough"),
-            ("[device.cuda]\nmemory_mib = 0", "device.cuda.memory_mib", "at least 1"),
+            ("[device.cuda]\nmemory_mib = 0", "device.cuda.memory_mib", "from 1 to"),
+            (
+                "[device.cuda]\nmemory_mib = 256",
+                "device.cuda.reserve_mib",
+                "lower the reserve, or raise memory_mib",
+            ),
+            ("[device.cpu]\nmemory_mib = 9\nreserve_mib = 10", "device.cpu.reserve_mib", "memory_mib is 9"),
             ("[device.cuda]\ndevices = 2", "device.cuda.devices", "not a known key"),
             ("[device.cuda]\n[device.cpu]", "device.kind", "one device"),
             ("[device]\nkind = 'tpu'", "device.kind", "`cpu` or `cuda`"),

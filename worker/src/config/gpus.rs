@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use toml::Value;
 
-use super::section::{FromValue, Section};
+use super::section::{FromValue, Section, whole};
 use super::{Config, DeviceKind};
 use crate::device::cuda::{Found, Lock, Which};
 
@@ -93,7 +93,7 @@ impl FromValue for Indices {
         if value.as_str() == Some("all") {
             return Some(Self(Gpus::All));
         }
-        each(value, |value| Some(Which::Index(u32::from_value(value)?))).map(Self)
+        each(value, |value| Some(Which::Index(whole(&value)?))).map(Self)
     }
 }
 

@@ -22,6 +22,7 @@ use std::time::Duration;
 use toml::Table;
 use vramq_core::poison_policy::PoisonPolicy;
 use vramq_core::settings::QueueFacts;
+use vramq_program::toml_fault;
 
 use crate::engine::encoder::ComputeType;
 use crate::engine::encoder::Source;
@@ -62,6 +63,8 @@ pub struct Config {
     pub pressure: PressureConfig,
     /// Bytes of host memory that the bodies of unacknowledged jobs may take.
     pub host_memory: u64,
+    /// The most slots of each model, in the order of `models`, that this memory allows.
+    pub host_slots: Vec<NonZeroU16>,
     /// Bytes of host memory for inputs that are fetched from stores. Zero without stores.
     pub fetch_memory: u64,
     pub stores: Vec<StoreConfig>,
@@ -145,29 +148,40 @@ impl fmt::Display for Invalid {
 impl std::error::Error for Invalid {}
 
 impl Config {
+    /// What is no fault of the configuration, because another machine may have what this one lacks.
+    pub fn lacking(&self) -> Vec<ConfigFault> {
+        let folder = |model: &ModelConfig| {
+            let what = model.engine.missing_folder()?;
+            let what = format!("{what}: no worker can start there");
+            Some(ConfigFault { key: format!("model.{}.path", model.name), what })
+        };
+        self.models.iter().filter_map(folder).chain(self.device.more_than_machine()).collect()
+    }
+
     /// Reads a configuration from a file's text and `KEY = value` pairs that override it, in their order. Keys such as `broker.url` are
     /// dotted paths into the file.
     ///
     /// # Errors
     /// Every fault, not only the first; of a file that is not TOML, that alone.
     pub fn read(file: Option<&str>, overrides: &[(String, String)]) -> Result<Self, Invalid> {
-        Self::read_in(Path::new("."), file, overrides)
+        Self::read_in(Path::new("."), "file", file, overrides)
     }
 
-    /// The same for a file in `folder`, which is also the default working folder of programs.
+    /// The same for a file in `folder`, which is also the default working folder of programs. Faults call the file `name`.
     ///
     /// # Errors
     /// As for [`read`](Self::read).
-    pub fn read_in(
+    fn read_in(
         folder: &Path,
-        file: Option<&str>,
+        name: &str,
+        text: Option<&str>,
         overrides: &[(String, String)],
     ) -> Result<Self, Invalid> {
         let faults = Faults::default();
-        let mut table = match file.map(str::parse::<Table>).transpose() {
+        let mut table = match text.map(str::parse::<Table>).transpose() {
             Ok(table) => table.unwrap_or_default(),
             Err(error) => {
-                faults.add("file", place_of(&error, file.unwrap_or_default()));
+                faults.add(name, toml_fault(&error, text.unwrap_or_default()));
                 // Without the file's keys, nearly everything would seem to be missing.
                 return Err(Invalid(faults.into_vec()));
             }
@@ -187,15 +201,6 @@ impl Config {
             _ => Err(Invalid(faults)),
         }
     }
-}
-
-/// What is wrong with a TOML file, and where. The error's own text would quote the line, which may contain a password.
-fn place_of(error: &toml::de::Error, text: &str) -> String {
-    let what = error.message().trim_end().replace('\n', ", ");
-    let Some(before) = error.span().and_then(|span| text.get(..span.start)) else { return what };
-    let line = before.matches('\n').count() + 1;
-    let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
-    format!("line {line}, column {column}: {what}")
 }
 
 #[cfg(test)]
@@ -272,7 +277,7 @@ mod tests {
         assert_eq!(
             texts,
             [
-                "broker.connect_s: is a text; it must be a whole number from 0 to 4294967295",
+                "broker.connect_s: is a text and no number; it must be a whole number from 0 to 4294967295",
                 "model.m.path: is \"/no/such/folder\", which is not a folder on this machine",
             ]
         );
@@ -324,6 +329,72 @@ mod tests {
             let Invalid(faults) = Config::read(Some(file), &pairs(&[(key, value)])).unwrap_err();
             assert!(faults.len() == 1 && faults[0].key == key, "{key} = {value}: {faults:?}");
         }
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_shown_with_their_range() {
+        let rows = [
+            (
+                "worker.heartbeat_s",
+                "99999999999",
+                "is 99999999999; it must be a whole number from 1 to 4294967295",
+            ),
+            ("worker.heartbeat_s", "0", "is 0; it must be a whole number from 1 to 4294967295"),
+            ("worker.pressure_percent", "101", "is 101; it must be a whole number from 1 to 100"),
+            ("model.m.slots_max", "-1", "is -1; it must be a whole number from 1 to 65535"),
+            (
+                "metrics.callers_max",
+                "hunter2",
+                "is a text and no number; it must be a whole number from 0 to 10000",
+            ),
+        ];
+        for (key, value, what) in rows {
+            let given = pairs(&[("model.m.engine", "echo"), (key, value)]);
+            let Invalid(faults) = Config::read(None, &given).unwrap_err();
+            assert!(faults.len() == 1 && faults[0].key == key && faults[0].what == what, "{faults:?}");
+        }
+    }
+
+    #[test]
+    fn what_no_worker_could_start_with_is_a_fault_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let below = file.join("below").display().to_string();
+        let file = file.display().to_string();
+        let rows = [
+            // Two models with bodies of up to 16 MiB, and less than that beside the fetched inputs.
+            (
+                "worker.host_memory_mib",
+                "31",
+                "leaves 31.0 MiB for jobs, and one job of each model may take 32.0 MiB",
+            ),
+            ("worker.state", &file, "cannot be a folder, because"),
+            ("worker.state", &below, "cannot be a folder, because"),
+            ("worker.name", "a\n\u{1b}[31m", "control character"),
+        ];
+        for (key, value, words) in rows {
+            let given = pairs(&[("model.a.engine", "echo"), ("model.b.engine", "echo"), (key, value)]);
+            let Invalid(faults) = Config::read(None, &given).unwrap_err();
+            assert!(
+                faults.len() == 1 && faults[0].key == key && faults[0].what.contains(words),
+                "{faults:?}"
+            );
+        }
+        let given = pairs(&[("model.a.engine", "echo"), ("worker.host_memory_mib", "16")]);
+        assert_eq!(Config::read(None, &given).unwrap().host_slots, [NonZeroU16::MIN]);
+    }
+
+    #[test]
+    fn a_device_of_more_memory_than_the_machine_has_is_no_fault_but_said() {
+        let config = |mib: &str| {
+            let given = pairs(&[("model.m.engine", "echo"), ("device.cpu.memory_mib", mib)]);
+            Config::read(None, &given).unwrap()
+        };
+        assert_eq!(config("128").lacking(), []);
+        let lacking = config("4294967295").lacking();
+        assert!(lacking.len() == 1 && lacking[0].key == "device.cpu.memory_mib", "{lacking:?}");
+        assert!(lacking[0].what.starts_with("is 4294967295"), "{lacking:?}");
     }
 
     #[test]

@@ -15,10 +15,7 @@ const CALLERS_DEFAULT: u32 = 100;
 const CALLERS_MAX: u32 = 10_000;
 
 pub(super) fn callers_max(mut metrics: Section) -> usize {
-    let most = metrics.take("callers_max").unwrap_or(CALLERS_DEFAULT);
-    if most > CALLERS_MAX {
-        metrics.fault("callers_max", format!("is {most}; it may be at most {CALLERS_MAX}"));
-    }
+    let most = metrics.number("callers_max", 0..=CALLERS_MAX).unwrap_or(CALLERS_DEFAULT);
     metrics.finish();
     most as usize
 }

@@ -8,7 +8,7 @@ use vramq_schemas::topology::jobs_queue;
 
 use super::ModelConfig;
 use super::read::WEIGHT_MAX;
-use super::section::{FromValue, Section};
+use super::section::{FromValue, Section, whole};
 
 const KEY: &str = "queues";
 
@@ -32,7 +32,7 @@ impl FromValue for Weights {
     fn from_value(value: Value) -> Option<Self> {
         match value {
             Value::Table(table) => {
-                Some(Self(table.into_iter().map(|(name, weight)| (name, u32::from_value(weight))).collect()))
+                Some(Self(table.into_iter().map(|(name, weight)| (name, whole(&weight))).collect()))
             }
             Value::String(text) => {
                 let pair = |part: &str| {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use toml::{Table, Value};
 use vramq_core::poison_policy::PoisonPolicy;
+use vramq_program::no_folder;
 use vramq_schemas::BODY_BYTES_MAX;
 use vramq_schemas::topology::{check_model_name, default_reply_queue};
 
@@ -19,7 +20,7 @@ use super::section::Section;
 use super::stores;
 use super::{BrokerConfig, Config, EngineConfig, Listen, ModelConfig, PressureConfig};
 use crate::engine::encoder::{ComputeType, Source};
-use crate::host_memory;
+use crate::host_memory::{self, Want};
 use crate::publishers::direct_address::DIRECT_REPLIES;
 use crate::publishers::reply_to::is_internal_queue;
 use crate::stores::StoreConfig;
@@ -44,6 +45,9 @@ const BODY_MIB_MAX: u32 = (BODY_BYTES_MAX >> 20) as u32;
 
 /// The most bytes of all replies to a job. A body of 16 MiB of short texts gives some hundred thousand vectors.
 const REPLY_MIB_MAX_DEFAULT: u32 = 1024;
+
+/// The longest name of a worker. It is a part of names of queues, which have at most 255 bytes.
+const NAME_BYTES_MAX: usize = 64;
 
 /// Enough for any sensible ratio.
 pub(super) const WEIGHT_MAX: u32 = 1000;
@@ -101,12 +105,18 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
     let http = http(root.section("http"));
     let mut worker = root.section("worker");
     let name = worker.take::<String>("name").unwrap_or_else(default_name);
-    if name.len() > 64 {
-        worker.fault("name", "is longer than 64 bytes");
+    if name.len() > NAME_BYTES_MAX {
+        worker.fault("name", format!("is longer than {NAME_BYTES_MAX} bytes"));
+    }
+    if name.chars().any(char::is_control) {
+        worker.fault(
+            "name",
+            "has a line end or another control character, which logs and terminals would obey",
+        );
     }
     let heartbeat = at_least_one(&mut worker, "heartbeat_s", HEARTBEAT_S_DEFAULT);
-    let drain = worker.take("drain_s").unwrap_or(DRAIN_S_DEFAULT);
-    let state = worker.take::<String>("state").map(PathBuf::from);
+    let drain = worker.number("drain_s", 0..=u32::MAX).unwrap_or(DRAIN_S_DEFAULT);
+    let state = state(&mut worker);
     let pressure = pressure(&mut worker);
     let job_limit = Duration::from_secs(at_least_one(&mut worker, "job_s", JOB_S_DEFAULT).into());
     let large_turn =
@@ -139,6 +149,7 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
     }
     queues::check_models(&root, &models);
     check_types(&root, &models, &device.kind);
+    let host_slots = host_slots(&root, host_memory, &models);
     publishers.job_queues = models.iter().flat_map(queues::further).map(|queue| queue.name.clone()).collect();
     root.finish();
     let drain = Duration::from_secs(drain.into());
@@ -156,6 +167,7 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
         state,
         pressure,
         host_memory,
+        host_slots,
         fetch_memory,
         stores,
         device,
@@ -167,15 +179,19 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
 
 /// Bytes of the host's memory that the worker may use, including those of its device.
 fn host_bytes(worker: &mut Section, of_device: u64) -> u64 {
-    match worker.take::<u32>("host_memory_mib") {
+    match worker.number("host_memory_mib", 1..=u32::MAX) {
         None => host_memory::default_bytes(of_device),
-        Some(mib) => {
-            if mib == 0 {
-                worker.fault("host_memory_mib", "is 0; it must be at least 1");
-            }
-            u64::from(mib) << 20
-        }
+        Some(mib) => u64::from(mib) << 20,
     }
+}
+
+/// The folder of learned limits. One that cannot be written to is no fault, only logged: the worker learns again.
+fn state(worker: &mut Section) -> Option<PathBuf> {
+    let folder = PathBuf::from(worker.take::<String>("state")?);
+    if let Some(what) = no_folder(&folder) {
+        worker.fault("state", format!("is {}, which {what}", folder.display()));
+    }
+    Some(folder)
 }
 
 fn http(mut section: Section) -> Option<Listen> {
@@ -190,10 +206,21 @@ fn http(mut section: Section) -> Option<Listen> {
     read
 }
 
+/// The most slots of each model that the host's memory allows. A fault if it does not allow one for each.
+fn host_slots(root: &Section, host_memory: u64, models: &[ModelConfig]) -> Vec<NonZeroU16> {
+    let want = |model: &ModelConfig| Want { body_max: model.body_max, slots_max: model.slots_max };
+    let wants: Vec<_> = models.iter().map(want).collect();
+    host_memory::slots(host_memory, &wants).unwrap_or_else(|error| {
+        root.fault("worker.host_memory_mib", error.to_string());
+        Vec::new()
+    })
+}
+
 fn poison(worker: &mut Section) -> PoisonPolicy {
     let suspect_after = at_least_one(worker, "suspect_after", SUSPECT_AFTER_DEFAULT);
-    let crashes_max =
-        worker.take("crashes_max").unwrap_or(CRASHES_MAX_DEFAULT.max(suspect_after.saturating_add(1)));
+    let crashes_max = worker
+        .number("crashes_max", 0..=u32::MAX)
+        .unwrap_or(CRASHES_MAX_DEFAULT.max(suspect_after.saturating_add(1)));
     if crashes_max <= suspect_after {
         let what = format!("is {crashes_max}; it must be more than suspect_after, {suspect_after}");
         worker.fault("crashes_max", what);
@@ -216,11 +243,8 @@ pub(super) fn parsed<T: std::str::FromStr<Err = String>>(
 }
 
 fn pressure(worker: &mut Section) -> PressureConfig {
-    let percent = worker.take::<u32>("pressure_percent").unwrap_or(PRESSURE_PERCENT_DEFAULT);
-    if !(1..=100).contains(&percent) {
-        worker.fault("pressure_percent", format!("is {percent}; it must be from 1 to 100"));
-    }
-    let tolerated = worker.take("pressure_s").unwrap_or(PRESSURE_S_DEFAULT);
+    let percent = worker.number("pressure_percent", 1..=100).unwrap_or(PRESSURE_PERCENT_DEFAULT);
+    let tolerated = worker.number("pressure_s", 0..=u32::MAX).unwrap_or(PRESSURE_S_DEFAULT);
     PressureConfig {
         percent: u8::try_from(percent).unwrap_or(100),
         tolerated: Duration::from_secs(tolerated.into()),
@@ -256,8 +280,8 @@ fn model(
         section.fault("larger", "is the model's own key: its jobs would be requeued for ever");
     }
     let slots_max = slots_max(&mut section);
-    let weight = in_range(&mut section, "weight", 1, WEIGHT_MAX);
-    let body_mib_max = in_range(&mut section, "body_mib_max", BODY_MIB_MAX, BODY_MIB_MAX);
+    let weight = section.number("weight", 1..=WEIGHT_MAX).unwrap_or(1);
+    let body_mib_max = section.number("body_mib_max", 1..=BODY_MIB_MAX).unwrap_or(BODY_MIB_MAX);
     let reply_mib_max = at_least_one(&mut section, "reply_mib_max", REPLY_MIB_MAX_DEFAULT);
     let fetch_max = stores::fetch_max(&mut section, fetch_memory);
     let outputs = stores::outputs(&mut section, stores);
@@ -310,11 +334,8 @@ fn reply_queue(model: &str, section: &mut Section) -> String {
 }
 
 fn slots_max(section: &mut Section) -> NonZeroU16 {
-    let Some(slots) = section.take::<u32>("slots_max") else { return SLOTS_MAX_DEFAULT };
-    u16::try_from(slots).ok().and_then(NonZeroU16::new).unwrap_or_else(|| {
-        section.fault("slots_max", "must be a whole number from 1 to 65535");
-        SLOTS_MAX_DEFAULT
-    })
+    let slots = section.number("slots_max", 1..=u16::MAX.into());
+    slots.and_then(|slots| u16::try_from(slots).ok()).and_then(NonZeroU16::new).unwrap_or(SLOTS_MAX_DEFAULT)
 }
 
 fn engine(section: &mut Section, kind: Option<&str>) -> Option<EngineConfig> {
@@ -354,26 +375,7 @@ fn engine(section: &mut Section, kind: Option<&str>) -> Option<EngineConfig> {
 }
 
 pub(super) fn at_least_one(section: &mut Section, key: &'static str, default: u32) -> u32 {
-    match section.take(key) {
-        Some(0) => {
-            section.fault(key, "is 0; it must be at least 1");
-            default
-        }
-        Some(n) => n,
-        None => default,
-    }
-}
-
-/// A number from 1 to `max`.
-fn in_range(section: &mut Section, key: &'static str, default: u32, max: u32) -> u32 {
-    match section.take(key) {
-        Some(n) if (1..=max).contains(&n) => n,
-        Some(n) => {
-            section.fault(key, format!("is {n}; it must be from 1 to {max}"));
-            default
-        }
-        None => default,
-    }
+    section.number(key, 1..=u32::MAX).unwrap_or(default)
 }
 
 /// The host's name and the process id. Distinguishes workers on one host, and shows where each runs.

@@ -2,9 +2,11 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use toml::{Table, Value};
+use vramq_program::{shown, shown_number};
 
 /// One thing that is wrong, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,6 +99,18 @@ impl Section {
         taken
     }
 
+    /// Removes and reads a whole number within a range. `None` as for [`take`](Self::take).
+    pub fn number(&mut self, key: &'static str, range: RangeInclusive<u32>) -> Option<u32> {
+        self.known.push(key);
+        let value = self.table.remove(key)?;
+        let number = whole(&value).filter(|number| range.contains(number));
+        if number.is_none() {
+            let (found, least, most) = (shown_number(&value), range.start(), range.end());
+            self.fault(key, format!("is {found}; it must be a whole number from {least} to {most}"));
+        }
+        number
+    }
+
     /// A sub-table; an absent one is empty.
     pub fn section(&mut self, key: &'static str) -> Self {
         self.known.push(key);
@@ -157,7 +171,16 @@ impl Section {
     }
 }
 
-/// A type of configuration values. Numbers and booleans may also be given as strings, as in the environment.
+/// A whole number. Numbers may also be given as strings, as in the environment.
+pub fn whole(value: &Value) -> Option<u32> {
+    match value {
+        Value::Integer(n) => u32::try_from(*n).ok(),
+        Value::String(text) => text.parse().ok(),
+        _ => None,
+    }
+}
+
+/// A type of configuration values. Booleans may also be given as strings, as in the environment.
 pub trait FromValue: Sized {
     const EXPECTED: &'static str;
 
@@ -187,18 +210,6 @@ impl FromValue for bool {
     }
 }
 
-impl FromValue for u32 {
-    const EXPECTED: &'static str = "a whole number from 0 to 4294967295";
-
-    fn from_value(value: Value) -> Option<Self> {
-        match value {
-            Value::Integer(n) => n.try_into().ok(),
-            Value::String(text) => text.parse().ok(),
-            _ => None,
-        }
-    }
-}
-
 impl FromValue for Vec<String> {
     const EXPECTED: &'static str = "a list of texts, or one text with commas between them";
 
@@ -211,17 +222,5 @@ impl FromValue for Vec<String> {
             }
             _ => None,
         }
-    }
-}
-
-/// A value for an error message. Strings are not shown, because they may be secrets.
-fn shown(value: &Value) -> String {
-    match value {
-        Value::Integer(n) => n.to_string(),
-        Value::Float(n) => n.to_string(),
-        Value::Boolean(b) => b.to_string(),
-        Value::String(text) if text.is_empty() => "empty".to_owned(),
-        Value::String(_) => "a text".to_owned(),
-        other => format!("a value of type {}", other.type_str()),
     }
 }

@@ -138,7 +138,7 @@ fn prefix_of(text: &str) -> Result<Url, String> {
 
 /// The bytes of host memory for fetched inputs, and the rest for bodies.
 pub(super) fn memory(worker: &mut Section, host_memory: u64, has_stores: bool) -> (u64, u64) {
-    let given = worker.take::<u32>("fetch_mib").map(|mib| u64::from(mib) << 20);
+    let given = worker.number("fetch_mib", 0..=u32::MAX).map(|mib| u64::from(mib) << 20);
     if given.is_some() && !has_stores {
         worker.fault("fetch_mib", "has no effect without a table [store.NAME]");
     }
@@ -153,13 +153,17 @@ pub(super) fn memory(worker: &mut Section, host_memory: u64, has_stores: bool) -
             "fetch_mib",
             format!("is {fetch}; it must be from 1 to less than host_memory_mib, {host}"),
         );
+        // That no job has room beside it is no fault of its own.
+        return (fetch << 20, host_memory);
     }
     (fetch, host_memory.saturating_sub(fetch))
 }
 
 /// The most bytes of all inputs that a job of the model refers to.
 pub(super) fn fetch_max(section: &mut Section, fetch_memory: u64) -> u64 {
-    let Some(mib) = section.take::<u32>("fetch_mib_max") else { return FETCH_MAX_DEFAULT.min(fetch_memory) };
+    let Some(mib) = section.number("fetch_mib_max", 0..=u32::MAX) else {
+        return FETCH_MAX_DEFAULT.min(fetch_memory);
+    };
     let bytes = u64::from(mib) << 20;
     if bytes == 0 || bytes > fetch_memory {
         let most = fetch_memory >> 20;
