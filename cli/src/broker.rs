@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Once;
 use std::time::Duration;
 
-use lapin::Connection;
+use lapin::{Connection, ErrorKind};
 use vramq_amqp::{Address, Credentials, InvalidAddress, InvalidCredentials};
 use vramq_producer::Options;
 
@@ -16,6 +16,9 @@ const RECONNECT_FOR: Duration = Duration::from_secs(60);
 
 /// How long closing a connection may take before the command ends without waiting for it.
 const CLOSE_MAX: Duration = Duration::from_secs(3);
+
+/// AMQP's code for what this user may not do at all, such as to open another channel.
+const NOT_ALLOWED: u16 = 530;
 
 /// Keeps these flags together in every help text: clap would otherwise sort them among the command's own flags.
 pub(crate) const HEADING: &str = "Broker";
@@ -166,6 +169,15 @@ impl Broker {
             let text = safe(&error.to_string());
             if error.is_refusal() { ConnectError::Refused(text) } else { ConnectError::Unreachable(text) }
         })
+    }
+}
+
+/// Whether the broker said no, rather than went away.
+pub(crate) fn is_refusal(error: &lapin::Error) -> bool {
+    match error.kind() {
+        ErrorKind::ProtocolError(answer) => error.is_amqp_soft_error() || answer.get_id() == NOT_ALLOWED,
+        ErrorKind::ChannelsLimitReached => true,
+        _ => false,
     }
 }
 

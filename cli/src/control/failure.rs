@@ -4,17 +4,14 @@ use std::io;
 use std::time::Duration;
 
 use anyhow::{Error, Result};
-use lapin::ErrorKind;
 use tokio::time::timeout;
 
+use crate::broker::is_refusal;
 use crate::exit;
 
 /// How long the broker may take to declare the queue for answers, and to take the command. A healthy broker takes fractions of a second.
 /// One that is short of memory or disk reads nothing that is published until that ends.
 pub(super) const BROKER_MAX: Duration = Duration::from_secs(10);
-
-/// AMQP's code for what this user may not do at all, such as to open another channel.
-const NOT_ALLOWED: u16 = 530;
 
 /// The broker gives no answer.
 #[derive(Debug, thiserror::Error)]
@@ -56,18 +53,10 @@ pub(super) fn code(error: &Error) -> u8 {
     }
 }
 
-/// Whether the broker said no, rather than went away.
-fn is_refusal(error: &lapin::Error) -> bool {
-    match error.kind() {
-        ErrorKind::ProtocolError(answer) => error.is_amqp_soft_error() || answer.get_id() == NOT_ALLOWED,
-        ErrorKind::ChannelsLimitReached => true,
-        _ => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use anyhow::Context as _;
+    use lapin::ErrorKind;
     use lapin::protocol::{AMQPError, AMQPErrorKind, AMQPHardError, AMQPSoftError};
 
     use super::*;

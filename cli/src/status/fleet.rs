@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use vramq_amqp::Depth;
 use vramq_schemas::status::Heartbeat;
 
-use super::worker_snapshot::{Link, Presence, Rates, WorkerSnapshot};
+use super::worker_snapshot::{Down, Link, Presence, Rates, WorkerSnapshot};
 
 /// The most workers that are kept: far more than a fleet has, and a bound if a program floods the exchange with names.
 const WORKERS_MAX: usize = 1024;
@@ -37,8 +37,8 @@ pub(super) struct Fleet {
     /// By routing key.
     queues: BTreeMap<String, Known>,
     pub(super) link: Link,
-    /// Whether the exchange of heartbeats exists, so workers have been on this virtual host.
-    pub(super) has_exchange: bool,
+    /// Whether the exchange of heartbeats exists, so workers have been on this virtual host. `None` until the broker was asked.
+    pub(super) has_exchange: Option<bool>,
     /// Heartbeats that could not be read, or exceeded the most workers.
     pub(super) unreadable: u64,
 }
@@ -85,8 +85,8 @@ impl Fleet {
         Self {
             workers: BTreeMap::new(),
             queues: keys.iter().map(|key| (key.clone(), Known::default())).collect(),
-            link: Link::Down { since: now, error: String::new() },
-            has_exchange: false,
+            link: Link::Down { since: now, why: Down::Connecting },
+            has_exchange: None,
             unreadable: 0,
         }
     }
@@ -95,12 +95,12 @@ impl Fleet {
         self.link = Link::Up { since: now };
     }
 
-    pub(super) fn lost(&mut self, error: String, now: Instant) {
+    pub(super) fn lost(&mut self, why: Down, now: Instant) {
         let since = match self.link {
             Link::Down { since, .. } => since,
             Link::Up { .. } => now,
         };
-        self.link = Link::Down { since, error };
+        self.link = Link::Down { since, why };
     }
 
     /// Adds a message of the exchange of heartbeats.
@@ -312,10 +312,11 @@ mod tests {
         let start = Instant::now();
         let mut fleet = fleet(start);
         hear(&mut fleet, &heartbeat("a", 1, 0), start);
-        fleet.lost("gone".to_owned(), start + SECOND);
-        fleet.lost("still gone".to_owned(), start + 2 * SECOND);
+        fleet.lost(Down::Unreachable("gone".to_owned()), start + SECOND);
+        fleet.lost(Down::Refused("still gone".to_owned()), start + 2 * SECOND);
         let later = start + 300 * SECOND;
-        assert_eq!(fleet.link, Link::Down { since: start + SECOND, error: "still gone".to_owned() });
+        let why = Down::Refused("still gone".to_owned());
+        assert_eq!(fleet.link, Link::Down { since: start + SECOND, why });
         fleet.forget(later);
         assert_eq!(presences(&fleet, later), [("a".to_owned(), Presence::Here)]);
         // Its three intervals count from the reconnection.

@@ -1,14 +1,17 @@
 //! The lines that `vramq status` prints: tables of queues, workers and processes, and remarks. Pure.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::fleet::Fleet;
 use super::models::{missing_queues, mixed_revisions, process_table};
 use super::queues::queue_table;
 use super::severity::{Line, Severity, age};
-use super::worker_snapshot::Link;
+use super::worker_snapshot::{Down, Link};
 use super::workers::{reasons, worker_table};
 use crate::output::text::safe;
+
+/// A shorter time without a connection is not shown: it would be `0s`.
+const AGE_MIN: Duration = Duration::from_secs(1);
 
 /// All lines.
 pub(super) fn lines(fleet: &Fleet, now: Instant) -> Vec<Line> {
@@ -40,10 +43,11 @@ pub(super) fn lines(fleet: &Fleet, now: Instant) -> Vec<Line> {
 fn link(fleet: &Fleet, now: Instant) -> Vec<Line> {
     match &fleet.link {
         Link::Up { .. } => Vec::new(),
-        Link::Down { error, .. } if error.is_empty() => vec![Line::new("connecting …", Severity::Dim)],
-        Link::Down { since, error } => {
-            let age = age(now.saturating_duration_since(*since));
-            let text = format!("no connection to the broker for {age}: {}", safe(error));
+        Link::Down { why: Down::Connecting, .. } => vec![Line::new("connecting …", Severity::Dim)],
+        Link::Down { since, why: Down::Unreachable(error) | Down::Refused(error) } => {
+            let passed = now.saturating_duration_since(*since);
+            let lasting = if passed < AGE_MIN { String::new() } else { format!(" for {}", age(passed)) };
+            let text = format!("no connection to the broker{lasting}: {}", safe(error));
             let stale = "the rest is the last known state; workers continue, and so do attempts to reconnect";
             vec![
                 Line::new(text, Severity::Error),
@@ -59,18 +63,22 @@ fn no_workers(fleet: &Fleet) -> Vec<Line> {
     if matches!(fleet.link, Link::Down { .. }) {
         return Vec::new();
     }
-    let why = if fleet.has_exchange {
-        "no worker was heard: none is connected to this virtual host, or heartbeats are off or less frequent"
-    } else {
-        "no worker was heard: there is no exchange vramq.status, so no worker with heartbeats has used this virtual host"
+    let (why, severity) = match fleet.has_exchange {
+        None => ("no worker was heard yet", Severity::Dim),
+        Some(true) => (
+            "no worker was heard: none is connected to this virtual host, or heartbeats are off or less frequent",
+            Severity::Warning,
+        ),
+        Some(false) => (
+            "no worker was heard: there is no exchange vramq.status, so no worker with heartbeats has used this virtual host",
+            Severity::Warning,
+        ),
     };
-    vec![Line::new(why, Severity::Warning)]
+    vec![Line::new(why, severity)]
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use vramq_amqp::Depth;
     use vramq_schemas::status::{
         CeilingStatus, Counters, DeviceStatus, Heartbeat, ModelStatus, ProcessStatus, WorkerState,
@@ -181,8 +189,10 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
         let mut fleet = Fleet::new(&[], start);
         assert_eq!(texts(&fleet, start), "connecting …\n");
         fleet.connected(start);
+        assert_eq!(texts(&fleet, start), "no worker was heard yet\n");
+        fleet.has_exchange = Some(false);
         assert!(texts(&fleet, start).contains("there is no exchange vramq.status"));
-        fleet.has_exchange = true;
+        fleet.has_exchange = Some(true);
         assert!(texts(&fleet, start).starts_with("no worker was heard: none is connected"));
         let mut paused = heartbeat("b");
         paused.state = WorkerState::Paused;
@@ -199,7 +209,9 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
         let shown = texts(&fleet, later);
         assert!(shown.contains("b: silent for 16s: it has died or is cut off"), "{shown}");
         assert_eq!(severity(&fleet, later, "b"), Severity::Error);
-        fleet.lost("reset by \u{1b}[2J peer".to_owned(), later);
+        fleet.lost(Down::Unreachable("reset by \u{1b}[2J peer".to_owned()), later);
+        let at_once = texts(&fleet, later);
+        assert!(at_once.starts_with("no connection to the broker: reset by"), "{at_once}");
         fleet.heard(b"nonsense", later);
         let shown = texts(&fleet, later + Duration::from_secs(3));
         assert!(

@@ -10,6 +10,8 @@ use vramq_amqp::{Address, next_delivery, queue_depth, subscribe_to_heartbeats};
 use vramq_schemas::topology::{bulk_queue, dead_queue, jobs_queue, suspects_queue};
 
 use super::fleet::{Counted, ToCount};
+use super::worker_snapshot::Down;
+use crate::broker::is_refusal;
 
 /// How often queues are counted, and a missing exchange is looked for again.
 const COUNT_EVERY: Duration = Duration::from_secs(2);
@@ -21,7 +23,7 @@ const RECONNECT_WAIT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) enum Event {
     Connected,
-    Lost(String),
+    Lost(Down),
     /// Whether the exchange of heartbeats exists.
     Exchange(bool),
     Heartbeat(Vec<u8>),
@@ -40,14 +42,15 @@ pub(super) struct Listener {
 
 /// Why a session ended.
 enum End {
-    Lost(String),
+    Lost(Down),
     /// The receiver of the events was dropped.
     Unwanted,
 }
 
 impl From<lapin::Error> for End {
     fn from(error: lapin::Error) -> Self {
-        Self::Lost(error.to_string())
+        let text = error.to_string();
+        Self::Lost(if is_refusal(&error) { Down::Refused(text) } else { Down::Unreachable(text) })
     }
 }
 
@@ -55,12 +58,12 @@ impl Listener {
     /// Opens one session after another.
     pub(super) async fn run(mut self) {
         loop {
-            let error = match self.session().await {
+            let why = match self.session().await {
                 Ok(never) => match never {},
                 Err(End::Unwanted) => return,
-                Err(End::Lost(error)) => error,
+                Err(End::Lost(why)) => why,
             };
-            if self.events.send(Event::Lost(error)).await.is_err() {
+            if self.events.send(Event::Lost(why)).await.is_err() {
                 return;
             }
             tokio::select! {
@@ -73,7 +76,10 @@ impl Listener {
     async fn session(&mut self) -> Result<Infallible, End> {
         let connection = tokio::select! {
             connected = self.address.connect(&self.name) => {
-                connected.map_err(|error| End::Lost(error.to_string()))?
+                connected.map_err(|error| {
+                    let text = error.to_string();
+                    End::Lost(if error.is_refusal() { Down::Refused(text) } else { Down::Unreachable(text) })
+                })?
             }
             () = self.events.closed() => return Err(End::Unwanted),
         };
@@ -94,7 +100,7 @@ impl Listener {
             tokio::select! {
                 () = self.events.closed() => return Err(End::Unwanted),
                 delivery = next_delivery(&mut consumer) => {
-                    let delivery = delivery.ok_or_else(|| End::Lost("the connection ended".to_owned()))??;
+                    let delivery = delivery.ok_or_else(|| End::Lost(Down::Unreachable("the connection ended".to_owned())))??;
                     self.tell(Event::Heartbeat(delivery.data)).await?;
                 }
                 changed = self.to_count.changed() => {

@@ -29,7 +29,7 @@ use crate::{duration, exit};
 use fleet::{Fleet, ToCount};
 use listen::{Event, Listener};
 use report::Report;
-use worker_snapshot::Link;
+use worker_snapshot::{Down, Link};
 
 /// Events that may wait to be processed.
 const EVENTS_MAX: usize = 256;
@@ -48,7 +48,7 @@ Examples:
 
 Exit codes:
   0 heartbeats were received · 1 none was received, or the connection was lost · 2 usage · 3 broker unreachable
-  130 interrupted (SIGINT) · 143 terminated (SIGTERM)")]
+  4 refused by the broker, at first or later · 130 interrupted (SIGINT) · 143 terminated (SIGTERM)")]
 pub(crate) struct Args {
     /// Show the queues of this model (or key) even if no worker serves it; may be repeated.
     #[arg(long = "model", short, value_name = "MODEL")]
@@ -92,9 +92,14 @@ pub(crate) async fn run(args: Args) -> u8 {
     };
     // A wrong address is reported before the terminal is taken over or time is spent listening.
     session.hear().await;
-    if let Link::Down { error, .. } = &session.fleet.link {
-        eprintln!("error: cannot reach the broker at {}: {}", session.broker, safe(error));
-        return exit::UNREACHABLE;
+    if let Link::Down { why, .. } = &session.fleet.link {
+        let (error, code) = match why {
+            Down::Connecting => ("no answer yet", exit::UNREACHABLE),
+            Down::Unreachable(error) => (error.as_str(), exit::UNREACHABLE),
+            Down::Refused(error) => (error.as_str(), exit::REFUSED),
+        };
+        eprintln!("error: connect to the broker at {}: {}", session.broker, safe(error));
+        return code;
     }
     if args.watch { watch::run(session).await } else { print_once(session, args.listen, args.json).await }
 }
@@ -132,8 +137,11 @@ async fn print_once(mut session: Session, listen: Duration, json: bool) -> u8 {
         }
         Ok(()) => {}
     }
-    let heard = !session.fleet.is_empty() && matches!(session.fleet.link, Link::Up { .. });
-    if heard { exit::DONE } else { exit::FAILED }
+    match &session.fleet.link {
+        Link::Up { .. } if !session.fleet.is_empty() => exit::DONE,
+        Link::Down { why: Down::Refused(_), .. } => exit::REFUSED,
+        Link::Up { .. } | Link::Down { .. } => exit::FAILED,
+    }
 }
 
 impl Session {
@@ -171,8 +179,8 @@ impl Session {
         let now = Instant::now();
         match events {
             Event::Connected => self.fleet.connected(now),
-            Event::Lost(error) => self.fleet.lost(error, now),
-            Event::Exchange(exists) => self.fleet.has_exchange = exists,
+            Event::Lost(why) => self.fleet.lost(why, now),
+            Event::Exchange(exists) => self.fleet.has_exchange = Some(exists),
             Event::Counted(key, counted) => self.fleet.counted(&key, counted),
             Event::Heartbeat(body) => {
                 self.fleet.heard(&body, now);

@@ -12,7 +12,17 @@ const RATE_MS_MIN: u64 = 900;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Link {
     Up { since: Instant },
-    Down { since: Instant, error: String },
+    Down { since: Instant, why: Down },
+}
+
+/// Why there is no connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Down {
+    /// The first attempt goes on.
+    Connecting,
+    Unreachable(String),
+    /// The broker refused the user, or something that the user may not do.
+    Refused(String),
 }
 
 /// A worker, by its last heartbeat.

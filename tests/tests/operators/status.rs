@@ -7,6 +7,7 @@ use serde_json::Value;
 use vramq_schemas::topology::{STATUS_EXCHANGE, dead_queue};
 use vramq_tests::job::Message;
 use vramq_tests::node::Node;
+use vramq_tests::permissions::Permissions;
 use vramq_tests::terminal::Terminal;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
@@ -16,6 +17,7 @@ use vramq_tests::{on_one_setup, on_own_node};
 on_one_setup!(
     the_report_matches_the_broker_and_the_workers,
     nobody_is_there,
+    a_broker_that_refuses_is_not_one_that_is_away,
     watch_shows_workers_that_come_and_go,
     watch_lists_dead_letters_and_explains_them,
     the_terminal_is_restored,
@@ -116,6 +118,21 @@ async fn nobody_is_there(env: &mut TestEnv) -> Result<()> {
     // And where there is no terminal, too.
     let output = status(env, &["--watch"]).await?;
     ensure!(output.code == Some(2) && output.stderr.contains("needs a terminal"), "{output:?}");
+    Ok(())
+}
+
+async fn a_broker_that_refuses_is_not_one_that_is_away(env: &mut TestEnv) -> Result<()> {
+    let wrong = env.url.replace("guest:guest@", "guest:hunter2@");
+    let at_first = vramq(&wrong, &["status"]).await?;
+    ensure!(at_first.code == Some(4) && at_first.stderr.contains("refused"), "{at_first:?}");
+    ensure!(!at_first.stderr.contains("hunter2"), "{at_first:?}");
+    // The login works, but this user may not listen.
+    env.worker(&[QUICK]).await?.drain().await?;
+    let nothing = Permissions { configure: String::new(), write: String::new(), read: String::new() };
+    let (_, url) = env.add_user_with("powerless", &nothing).await?;
+    let later = vramq(&url, &["status", "--for", "2s"]).await?;
+    ensure!(later.code == Some(4) && later.stdout.contains("no connection to the broker"), "{later:?}");
+    ensure!(!later.stdout.contains("for 0s"), "{later:?}");
     Ok(())
 }
 
