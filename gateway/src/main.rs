@@ -33,6 +33,7 @@ use vramq_gateway::operator::Operator;
 use vramq_gateway::outputs::OutputStore;
 use vramq_gateway::routes::router;
 use vramq_gateway::server::Server;
+use vramq_gateway::storage::Storage;
 use vramq_producer::{Client, ConnectError};
 use vramq_program::LogFormat;
 use vramq_spans::Spans;
@@ -119,7 +120,7 @@ fn init_logs(options: &Options) -> Result<(), String> {
     // lapin also logs errors that it returns, for example about missing queues and exchanges. The callers log those that matter. A
     // directive that names lapin overrides this.
     let directives = format!("lapin=off,{}", options.log);
-    let filter: EnvFilter = directives.parse().map_err(|e| format!("--log: {e}"))?;
+    let filter: EnvFilter = directives.parse().map_err(|e| format!("--log (VRAMQ_LOG): {e}"))?;
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
         || !std::io::stderr().is_terminal();
     let lines =
@@ -276,6 +277,9 @@ async fn sweep(app: App) {
     loop {
         ticks.tick().await;
         app.jobs.sweep();
+        let storages =
+            [app.results.as_ref().map(ResultStore::storage), app.files.as_ref().map(FileStore::storage)];
+        storages.into_iter().flatten().for_each(Storage::check_folder);
         if let Some(results) = &app.results
             && results.storage().is_to_be_swept()
             && let Err(error) = results.sweep().await

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::StreamExt as _;
 use futures_util::stream;
@@ -72,9 +73,42 @@ pub struct Storage {
     pub objects: Arc<dyn ObjectStore>,
     /// What the URLs of its objects begin with.
     base: Url,
+    /// Where a folder is, and which one it was when it was last looked at. `None` for an object store.
+    folder: Option<KnownFolder>,
     sweep_every: Duration,
     /// When it was last looked through.
     swept: Mutex<Option<Instant>>,
+}
+
+/// A folder, to be recognised.
+struct KnownFolder {
+    path: PathBuf,
+    /// `None` while there is no folder.
+    identity: Mutex<Option<Identity>>,
+}
+
+/// A folder's file system, its number there, and when it was made, because a number is given again.
+type Identity = (u64, u64, Option<SystemTime>);
+
+impl KnownFolder {
+    fn new(path: PathBuf) -> Self {
+        let identity = Mutex::new(identity_of(&path));
+        Self { path, identity }
+    }
+
+    /// What has become of the folder since the last look, if it is no longer the same.
+    fn loss(&self) -> Option<&'static str> {
+        let now = identity_of(&self.path);
+        let mut known = self.identity.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *known, now);
+        let is_same = before.is_none() || before == now;
+        (!is_same).then_some(if now.is_some() { "was replaced by another one" } else { "is gone" })
+    }
+}
+
+fn identity_of(folder: &FsPath) -> Option<Identity> {
+    let metadata = std::fs::metadata(folder).ok()?;
+    Some((metadata.dev(), metadata.ino(), metadata.created().ok()))
 }
 
 /// Omits the cloud client, whose `Debug` would show its key.
@@ -91,17 +125,17 @@ impl Storage {
     /// The error of the file system.
     pub fn open(place: &Place) -> Result<Self, String> {
         let explained = |error: &dyn fmt::Display| format!("{place}: {error}");
-        let (objects, base, sweep_every): (Arc<dyn ObjectStore>, _, _) = match place {
+        let (objects, base, folder, sweep_every): (Arc<dyn ObjectStore>, _, _, _) = match place {
             Place::Folder(folder) => {
                 std::fs::create_dir_all(folder).map_err(|e| explained(&e))?;
                 let folder = std::fs::canonicalize(folder).map_err(|e| explained(&e))?;
                 let objects = LocalFileSystem::new_with_prefix(&folder).map_err(|e| explained(&e))?;
                 let base = Url::from_directory_path(&folder).map_err(|()| explained(&"has no URL"))?;
-                (Arc::new(objects), base, Duration::ZERO)
+                (Arc::new(objects), base, Some(KnownFolder::new(folder)), Duration::ZERO)
             }
-            Place::Cloud(cloud) => (cloud.objects(), cloud.url().clone(), CLOUD_SWEEP),
+            Place::Cloud(cloud) => (cloud.objects(), cloud.url().clone(), None, CLOUD_SWEEP),
         };
-        Ok(Self { objects, base, sweep_every, swept: Mutex::new(None) })
+        Ok(Self { objects, base, folder, sweep_every, swept: Mutex::new(None) })
     }
 
     /// The URL of an object, as workers take it for a reference.
@@ -173,6 +207,19 @@ impl Storage {
         }
     }
 
+    /// Logs that the folder is gone, or is another one than before: storing something makes a missing folder again, so nothing else
+    /// would tell. Each loss is logged once.
+    pub fn check_folder(&self) {
+        let Some(folder) = &self.folder else { return };
+        if let Some(what) = folder.loss() {
+            tracing::warn!(
+                folder = %folder.path.display(),
+                "the folder {what} while the gateway runs: what was stored in it cannot be read any more. New objects are stored in a folder \
+                 at the same path: check its mount"
+            );
+        }
+    }
+
     /// The listing ended early: list again.
     pub fn sweep_again(&self) {
         *self.swept.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -191,7 +238,29 @@ impl Storage {
 
 #[cfg(test)]
 mod tests {
+    use object_store::ObjectStoreExt as _;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_folder_that_goes_is_noticed_once_also_if_storing_makes_it_again() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("results");
+        let storage = Storage::open(&Place::Folder(path.clone())).unwrap();
+        let folder = storage.folder.as_ref().unwrap();
+        let store = async || storage.objects.put(&Path::from("a/b"), vec![1].into()).await.unwrap();
+        store().await;
+        assert_eq!(folder.loss(), None);
+        std::fs::remove_dir_all(&path).unwrap();
+        assert_eq!(folder.loss(), Some("is gone"));
+        assert_eq!(folder.loss(), None);
+        store().await;
+        assert_eq!(folder.loss(), None);
+        std::fs::remove_dir_all(&path).unwrap();
+        store().await;
+        assert_eq!(folder.loss(), Some("was replaced by another one"));
+        assert_eq!(folder.loss(), None);
+    }
 
     #[test]
     fn a_place_knows_its_own_urls() {
@@ -202,7 +271,8 @@ mod tests {
         assert!(storage.covers(&url));
         assert!(storage.is_to_be_swept() && storage.is_to_be_swept());
         let base = "s3://bucket/results/".parse().unwrap();
-        let storage = Storage { base, sweep_every: CLOUD_SWEEP, swept: Mutex::default(), ..storage };
+        let storage =
+            Storage { base, folder: None, sweep_every: CLOUD_SWEEP, swept: Mutex::default(), ..storage };
         assert!(storage.is_to_be_swept() && !storage.is_to_be_swept());
         storage.sweep_again();
         assert!(storage.is_to_be_swept() && !storage.is_to_be_swept());
