@@ -45,7 +45,7 @@ pub async fn observe(State(observer): State<Observer>, request: Request, next: N
     parts.extensions.insert(seen.trace.clone());
     let body = Body::new(LingeringBody::new(&parts.headers, body));
     let request = Request::from_parts(parts, body);
-    let mut response = match host_problem(&app, &request) {
+    let mut response = match host_count_problem(&request).or_else(|| host_problem(&app, &request)) {
         Some(problem) => problem.into_response(),
         None => next.run(request).await,
     };
@@ -163,6 +163,15 @@ fn unshaped(response: &Response, route: &str) -> Option<Problem> {
     })
 }
 
+/// RFC 9112, section 3.2: an HTTP/1.1 request has one `Host`, and no request has several. With several, a proxy before the gateway may have
+/// taken another one than the gateway does.
+fn host_count_problem(request: &Request) -> Option<Problem> {
+    let hosts = request.headers().get_all(header::HOST).iter().count();
+    let is_right = hosts == 1 || hosts == 0 && request.version() < Version::HTTP_11;
+    let message = || format!("the request has {hosts} headers `Host`; it must have one");
+    (!is_right).then(|| Problem::new(StatusCode::BAD_REQUEST, "host", message()))
+}
+
 /// Without keys only this machine may call. Another site could make its own host name point to this machine (DNS rebinding), so the host
 /// must be local.
 fn host_problem(app: &App, request: &Request) -> Option<Problem> {
@@ -173,17 +182,12 @@ fn host_problem(app: &App, request: &Request) -> Option<Problem> {
     Some(Problem::new(StatusCode::FORBIDDEN, "host", message))
 }
 
-/// Whether a request names this machine as its host, in its one `Host` header and in its URL if that has a host. HTTP/1.0 needs no header:
-/// load balancers probe without one.
+/// Whether a request names this machine as its host, in its `Host` header and in its URL if they are there. HTTP/1.0 needs no header: load
+/// balancers probe without one.
 fn names_local_host(request: &Request) -> bool {
-    let mut hosts = request.headers().get_all(header::HOST).iter();
-    let is_named = match (hosts.next(), hosts.next()) {
-        // An unreadable host is not this machine.
-        (Some(host), None) => is_local(host.to_str().unwrap_or_default()),
-        (None, _) => request.version() < Version::HTTP_11,
-        (Some(_), Some(_)) => false,
-    };
-    is_named && request.uri().host().is_none_or(is_local)
+    // An unreadable host is not this machine.
+    let is_named = |host: &HeaderValue| is_local(host.to_str().unwrap_or_default());
+    request.headers().get_all(header::HOST).iter().all(is_named) && request.uri().host().is_none_or(is_local)
 }
 
 /// Whether a host, with or without a port, is this machine by its name or address.
@@ -253,7 +257,8 @@ mod tests {
         let is_local = |version, uri: &str, hosts: &[&str]| {
             let request = Request::builder().version(version).uri(uri);
             let request = hosts.iter().fold(request, |request, host| request.header(header::HOST, *host));
-            names_local_host(&request.body(Body::empty()).unwrap())
+            let request = request.body(Body::empty()).unwrap();
+            host_count_problem(&request).is_none() && names_local_host(&request)
         };
         let (http_10, http_11) = (Version::HTTP_10, Version::HTTP_11);
         for (version, uri, hosts) in [
@@ -271,6 +276,7 @@ mod tests {
             (http_11, "http://localhost:80@evil.example/v1/models", &["localhost"][..]),
             (http_10, "http://evil.example/livez", &[][..]),
             (http_10, "/livez", &["evil.example"][..]),
+            (http_10, "/livez", &["localhost", "localhost"][..]),
         ] {
             assert!(!is_local(version, uri, hosts), "{version:?} {uri} {hosts:?}");
         }

@@ -75,6 +75,7 @@ fn unknown_methods_paths_and_ids_are_refused_in_the_shape_of_their_api() {
     for (method, path, allowed) in [
         ("GET", "/v1/embeddings", "POST"),
         ("DELETE", "/v1/jobs", "POST"),
+        ("GET", "/v1/files", "POST"),
         ("POST", "/v1/jobs/x", "GET,HEAD,PUT,DELETE"),
         ("PATCH", "/v1/files/x", "GET,HEAD,DELETE"),
         ("HEAD", "/embed", "POST"),
