@@ -21,7 +21,8 @@ fn a_model_is_tried_without_a_broker() {
         .unwrap();
     // The second line is not UTF-8; those after it still are items.
     let mut input = run_model.stdin.take().unwrap();
-    input.write_all(b"echo a\necho \xff\nraise a bad day\n{\"json\": [1]}\nparams\n").unwrap();
+    let lines = b"echo a\necho \xff\nraise a \x1b[31mbad day\n{\"json\": [1]}\nparams\n{\"json\": [1\n";
+    input.write_all(lines).unwrap();
     drop(input);
     let output = run_model.wait_with_output().unwrap();
     let printed = String::from_utf8(output.stdout).unwrap();
@@ -30,7 +31,8 @@ fn a_model_is_tried_without_a_broker() {
     assert!(outputs.len() == 3 && outputs[2].contains("\"params\":{\"size\":7}"), "{printed}");
     assert_eq!(output.status.code(), Some(1), "not all was done");
     let told = String::from_utf8(output.stderr).unwrap();
-    let failed = "vramq-run-model: line 3: failed: ValueError: a bad day\n";
+    let failed = "vramq-run-model: line 3: failed: ValueError: a [31mbad day\n";
+    assert!(told.contains("vramq-run-model: line 6: begins with { and is no JSON: "), "{told}");
     assert!(told.contains("vramq-run-model: line 2: read an item: ") && told.contains(failed), "{told}");
     assert!(!told.contains('\u{1b}'), "colours in a pipe: {told}");
     assert!(processes_of(folder.path()).is_empty());

@@ -9,7 +9,8 @@ pub(crate) const USAGE: &str = "usage: vramq-run-model [--batch N] [--params JSO
 
 Starts MODEL of the worker's configuration file CONFIG (or its only process model); or PROGRAM, such as serve.py, in its own folder.
 Then it runs each line of standard input as an item:
-a JSON object {\"json\": …}, {\"bytes\": \"BASE64\"}, {\"uri\": \"…\"}, {\"file\": \"PATH\"} (its bytes), {\"text\": \"…\"}, or else the line as text.
+a JSON object {\"json\": …}, {\"bytes\": \"BASE64\"}, {\"uri\": \"…\"}, {\"file\": \"PATH\"} (its bytes), {\"text\": \"…\"}, or else the line as text,
+unless it begins with {.
 Outputs go to standard output, one JSON object a line; progress, and what the program prints, to standard error.
 
   --batch N      N items that follow each other are one pass, as those of several jobs are in a worker; at most the model's items_max

@@ -7,8 +7,14 @@ use vramq_schemas::Input;
 
 /// A line as an item.
 pub(crate) fn read(line: &str) -> Result<Item, String> {
-    let Ok(Value::Object(object)) = serde_json::from_str(line) else {
-        return Ok(Item::Text(line.to_owned()));
+    let object = match serde_json::from_str(line) {
+        Ok(Value::Object(object)) => object,
+        Err(error) if line.starts_with('{') => {
+            return Err(format!(
+                "begins with {{ and is no JSON: {error}; write {{\"text\": …}} if it is a text"
+            ));
+        }
+        _ => return Ok(Item::Text(line.to_owned())),
     };
     // Keys that job bodies do not have: a job's text is a JSON string, and a job cannot name a file of the caller.
     let only = |key: &str| object.get(key).filter(|_| object.len() == 1).and_then(Value::as_str);

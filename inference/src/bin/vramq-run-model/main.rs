@@ -16,6 +16,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use vramq_inference::process::keeper;
+use vramq_inference::process::stderr::printable;
 
 use arguments::{Asked, Source, Trial, USAGE};
 
@@ -84,7 +85,8 @@ fn printed(text: &str) -> ExitCode {
     }
 }
 
-/// A line for a person, on standard error, if somebody still reads it.
+/// A line for a person, on standard error, if somebody still reads it. The program's own words in it may have sequences that a terminal
+/// would obey.
 fn tell(line: impl Display) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let _ = writeln!(std::io::stderr(), "{}", printable(line.to_string().as_bytes()));
 }
