@@ -38,8 +38,8 @@ impl BrokerOptions {
 /// Names of log levels. A filter may also give a level as a number, 0 to 5.
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// Checks a log filter: each word without `=` must be a level. The log takes any other word as a target and then logs nothing else,
-/// so a misspelled level would silence it.
+/// Checks a log filter: each word without `=`, and what follows a `=`, must be a level. The log takes any other word as a target and then
+/// logs nothing else, so a misspelled level would silence it.
 ///
 /// # Errors
 /// A word is no level.
@@ -47,10 +47,12 @@ pub fn log_filter(directives: &str) -> Result<String, String> {
     let is_level = |word: &str| {
         LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level)) || matches!(word.parse::<u8>(), Ok(0..=5))
     };
-    let mut words = directives.split(',').map(str::trim).filter(|directive| {
-        let is_word_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-        !directive.is_empty() && directive.chars().all(is_word_char)
-    });
+    let is_word_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    let mut words =
+        directives.split(',').map(str::trim).filter_map(|directive| match directive.rsplit_once('=') {
+            Some((_, level)) => Some(level.trim()),
+            None => Some(directive).filter(|word| !word.is_empty() && word.chars().all(is_word_char)),
+        });
     // A filter with `[` may list fields of a span, which commas separate too. Its words are not checked.
     match words.find(|word| !directives.contains('[') && !is_level(word)) {
         None => Ok(directives.to_owned()),
@@ -86,9 +88,14 @@ mod tests {
         ] {
             assert_eq!(log_filter(right).as_deref(), Ok(right));
         }
-        for (wrong, word) in
-            [("wran", "wran"), ("info,verbose", "verbose"), ("6", "6"), ("vramq_worker", "vramq_worker")]
-        {
+        for (wrong, word) in [
+            ("wran", "wran"),
+            ("info,verbose", "verbose"),
+            ("6", "6"),
+            ("vramq_worker", "vramq_worker"),
+            ("lapin=loud", "loud"),
+            ("info,lapin=", ""),
+        ] {
             let error = log_filter(wrong).unwrap_err();
             assert!(error.starts_with(&format!("`{word}` is not a log level")), "{error}");
         }
