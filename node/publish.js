@@ -13,10 +13,12 @@ const PRECONDITION_FAILED = 406
 // With these the broker closes a channel or a connection over something that was sent on it: also frames, syntax, commands and
 // resources, and what is not implemented. Which of several jobs that was it does not say.
 const BLAMES = [PRECONDITION_FAILED, 501, 502, 503, 505, 506, 540]
-// So often a connection may be lost without a reason while a job is being published on it, before the job is under suspicion; and
-// so often again when it is alone on a connection. A network that fails so often at the same job is less likely than a fault of the job.
+// An operator or a broker that shuts down closes connections with this code, whatever was published on them.
+const CONNECTION_FORCED = 320
+// So often a connection may be lost without a reason while a job is being published on it, before the job goes alone. It is never refused
+// for such losses: networks and brokers fail as well, and a broker that is short of memory lets jobs wait for long.
 const LOSSES_MAX = 2
-// Before another attempt to open a connection for one job, where others have theirs: the broker may limit how many a user has.
+// Before another attempt to publish a job alone: the broker may limit how many connections a user has.
 const ALONE_WAIT_MS = 1000
 // So many jobs are published alone at a time, each on a connection.
 const ALONE_MAX = 8
@@ -42,43 +44,46 @@ export class Publisher {
       const session = await this.#sessions(pending)
       const lost = session && (await publishOnce(session, pending, body, properties))
       if (!lost) return ended(pending)
-      losses = lost.blame ? LOSSES_MAX : losses + 1
+      if (lost.blame) losses = LOSSES_MAX
+      else if (!lost.isForced) losses += 1
     }
-    const lane = this.#next++ % this.#lanes.length
-    const alone = this.#lanes[lane].catch(() => {}).then(() => this.#publishAlone(pending, body, properties))
-    this.#lanes[lane] = alone
-    await Promise.race([alone, pending.over])
+    await Promise.race([this.#publishAlone(pending, body, properties), pending.over])
     ended(pending)
   }
 
   async #publishAlone(pending, body, properties) {
-    for (let losses = 0; !pending.ended; ) {
-      // While the broker is away, its return is waited for where all wait for it.
-      if (!(await this.#sessions(pending))) return
-      const session = await this.#openAlone().catch(() => undefined)
-      if (!session) {
-        await Promise.race([sleep(ALONE_WAIT_MS), pending.over])
-        continue
-      }
-      try {
-        // It may have ended meanwhile, and is not to run then.
-        if (pending.ended) return
-        const lost = await publishOnce(session, pending, body, properties)
-        if (!lost) return
-        losses += 1
-        if (lost.blame || losses === LOSSES_MAX) {
-          const why = lost.blame ?? 'it closes the connection without a word whenever the job is published'
-          throw new PublishRefused(`the broker refuses this job: ${why}`)
-        }
-      } finally {
-        await session.drop()
-      }
+    while (!pending.ended) {
+      const lost = await this.#inLane(() => this.#attemptAlone(pending, body, properties))
+      if (!lost) return
+      if (lost.blame) throw new PublishRefused(`the broker refuses this job: ${lost.blame}`)
+      await Promise.race([sleep(ALONE_WAIT_MS), pending.over])
+    }
+  }
+
+  // One attempt at a time in each lane; between its attempts a job gives its place to others.
+  #inLane(attempt) {
+    const lane = this.#next++ % this.#lanes.length
+    const made = this.#lanes[lane].catch(() => {}).then(attempt)
+    this.#lanes[lane] = made
+    return made
+  }
+
+  async #attemptAlone(pending, body, properties) {
+    // While the broker is away, its return is waited for where all wait for it.
+    if (!(await this.#sessions(pending))) return undefined
+    const session = await this.#openAlone().catch(() => undefined)
+    if (!session) return {}
+    try {
+      // It may have ended meanwhile, and is not to run then.
+      return pending.ended ? undefined : await publishOnce(session, pending, body, properties)
+    } finally {
+      await session.drop()
     }
   }
 }
 
 // undefined once the broker has confirmed the job, or the job has ended. If the connection was lost: what the broker said, if it was
-// about something published.
+// about something published; and whether the broker closed it for a reason of its own.
 async function publishOnce(session, pending, body, properties) {
   const outcome = await Promise.race([confirm(session, pending, body, properties), pending.over])
   // A reply may come before the confirm.
@@ -97,7 +102,7 @@ async function publishOnce(session, pending, body, properties) {
   if (fault?.code === ACCESS_REFUSED || (fault?.code === PRECONDITION_FAILED && fault.message.includes('user_id'))) {
     throw new PublishRefused(`the broker refuses jobs for exchange ${JOBS_EXCHANGE}: ${fault.message}`)
   }
-  return { blame: BLAMES.includes(fault?.code) ? fault.message : undefined }
+  return { blame: BLAMES.includes(fault?.code) ? fault.message : undefined, isForced: fault?.code === CONNECTION_FORCED }
 }
 
 function confirm(session, pending, body, properties) {

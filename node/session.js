@@ -72,9 +72,12 @@ export class Session {
   }
 
   watchJobs(thing) {
-    thing.on('error', (error) => {
-      if (typeof error?.code === 'number') this.fault ??= error
-    })
+    // amqplib does not call it an error when an operator closes a connection.
+    for (const event of ['error', 'close']) {
+      thing.on(event, (error) => {
+        if (typeof error?.code === 'number') this.fault ??= error
+      })
+    }
     return this.watch(thing)
   }
 

@@ -6,6 +6,7 @@
 
 import assert from 'node:assert/strict'
 import { spawnSync } from 'node:child_process'
+import { once } from 'node:events'
 import { copyFileSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import net from 'node:net'
 import { tmpdir } from 'node:os'
@@ -15,6 +16,8 @@ import amqp from 'amqplib'
 import * as vramq from 'vramq'
 
 const MODEL = 'echo'
+// How often the connections of `forced` are closed.
+const FORCED = 5
 
 // A broker that says nothing any more once a client opens a channel.
 async function brokerThatHangs({ hostname, port }) {
@@ -226,6 +229,28 @@ const scenarios = {
     Object.assign(limits, checked)
     goesOn = false
     await lanes
+    await client.close()
+  },
+
+  // The broker is short of memory, and an operator closes its connections again and again: no job is to blame, and none is lost. The
+  // test does so after each line that is printed; after the last it ends the shortage.
+  async forced(url) {
+    const client = await vramq.Client.connect(url)
+    assert.deepEqual((await client.run(MODEL, ['before'])).outputs, [{ json: 'before' }])
+    console.log('connected')
+    await once(process.stdin, 'data')
+    process.stdin.destroy()
+    const texts = Array.from({ length: 20 }, (_, n) => `${n}`)
+    const jobs = Promise.all(texts.map((text) => client.run(MODEL, [text], { timeoutMs: 240_000 })))
+    jobs.catch(() => {})
+    for (let times = 0; times < FORCED; times += 1) {
+      // Also jobs that are published alone, after a second, wait for their confirm then.
+      await sleep(3000)
+      console.log('waiting')
+      while (client.reconnects <= times) await sleep(100)
+    }
+    console.log('enough')
+    assert.deepEqual((await jobs).map(({ outputs }) => outputs), texts.map((json) => [{ json }]))
     await client.close()
   },
 

@@ -21,6 +21,8 @@ import time
 import vramq
 
 MODEL = "echo"
+# How often the connections of `forced` are closed.
+FORCED = 5
 
 
 def raises(kind, call, *args, **options):
@@ -259,6 +261,28 @@ def refused(url):
             _message.HEADER_BYTES_MAX, _message._expiration = unchecked
             goes_on = False
             await asyncio.gather(*lanes)
+
+    asyncio.run(run())
+
+
+def forced(url):
+    """The broker is short of memory, and an operator closes its connections again and again: no job is to blame, and none is lost. The
+    test does so after each line that is printed; after the last it ends the shortage."""
+
+    async def run():
+        async with vramq.AsyncClient(url) as client:
+            assert (await client.run(MODEL, ["before"])).outputs == ["before"]
+            print("connected", flush=True)
+            await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+            jobs = [asyncio.ensure_future(client.run(MODEL, [f"{n}"], timeout=240)) for n in range(20)]
+            for times in range(FORCED):
+                # Also jobs that are published alone, after a second, wait for their confirm then.
+                await asyncio.sleep(3)
+                print("waiting", flush=True)
+                while client.reconnects <= times:
+                    await asyncio.sleep(0.1)
+            print("enough", flush=True)
+            assert [(await job).outputs for job in jobs] == [[f"{n}"] for n in range(20)]
 
     asyncio.run(run())
 

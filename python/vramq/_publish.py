@@ -15,21 +15,24 @@ _BLAMES = (
     amqp.ChannelPreconditionFailed, amqp.ConnectionSyntaxError, amqp.ConnectionFrameError, amqp.ConnectionCommandInvalid,
     amqp.ConnectionUnexpectedFrame, amqp.ConnectionResourceError, amqp.ConnectionNotImplemented,
 )
-# So often a connection may be lost without a reason while a job is being published on it, before the job is under suspicion; and
-# so often again when it is alone on a connection. A network that fails so often at the same job is less likely than a fault of the job.
+# An operator or a broker that shuts down closes connections with this code, whatever was published on them.
+_CONNECTION_FORCED = 320
+# So often a connection may be lost without a reason while a job is being published on it, before the job goes alone. It is never refused
+# for such losses: networks and brokers fail as well, and a broker that is short of memory lets jobs wait for long.
 LOSSES_MAX = 2
-# Before another attempt to open a connection for one job, where others have theirs: the broker may limit how many a user has.
+# Before another attempt to publish a job alone: the broker may limit how many connections a user has.
 ALONE_WAIT_S = 1
 # So many jobs are published alone at a time, each on a connection.
 ALONE_MAX = 8
 
 
 class Lost(Exception):
-    """The connection was lost before the job was confirmed. `blame` is what the broker said, if it was about something published."""
+    """The connection was lost before the job was confirmed. `blame` is what the broker said, if it was about something published;
+    `is_forced` is whether the broker closed it for a reason of its own."""
 
-    def __init__(self, blame=None):
+    def __init__(self, blame=None, is_forced=False):
         super().__init__(blame)
-        self.blame = blame
+        self.blame, self.is_forced = blame, is_forced
 
 
 class Publisher:
@@ -51,32 +54,32 @@ class Publisher:
             try:
                 return await _publish_once(session, message, pending)
             except Lost as lost:
-                losses = LOSSES_MAX if lost.blame else losses + 1
+                losses = LOSSES_MAX if lost.blame else losses + (not lost.is_forced)
         try:
             await in_own_task(self._publish_alone(message, pending), until=[pending.future])
         except asyncio.TimeoutError:
             _ended(pending)
 
     async def _publish_alone(self, message, pending):
-        losses = 0
         while not pending.future.done():
             # While the broker is away, its return is waited for where all wait for it.
             await self._sessions(pending)
             async with self._alone:
                 try:
-                    session = await self._open_alone()
+                    return await self._attempt_alone(message, pending)
                 except ConnectError:
-                    await asyncio.sleep(ALONE_WAIT_S)
-                    continue
-                try:
-                    return await _publish_once(session, message, pending)
+                    pass
                 except Lost as lost:
-                    losses += 1
-                    if lost.blame or losses == LOSSES_MAX:
-                        why = lost.blame or "it closes the connection without a word whenever the job is published"
-                        raise PublishRefused(f"the broker refuses this job: {why}") from None
-                finally:
-                    await session.drop()
+                    if lost.blame:
+                        raise PublishRefused(f"the broker refuses this job: {lost.blame}") from None
+            await asyncio.sleep(ALONE_WAIT_S)
+
+    async def _attempt_alone(self, message, pending):
+        session = await self._open_alone()
+        try:
+            return await _publish_once(session, message, pending)
+        finally:
+            await session.drop()
 
 
 async def _publish_once(session, message, pending):
@@ -86,7 +89,7 @@ async def _publish_once(session, message, pending):
     except asyncio.TimeoutError:
         if pending.future.done():
             return _ended(pending)
-        raise Lost from None
+        raise Lost(is_forced=_is_forced(session.fault)) from None
     except amqp.PublishError:
         raise Unroutable(f"no queue for model {pending.key!r}: is a worker for it configured? If its workers set a `key`, name it.") from None
     except amqp.DeliveryError:
@@ -99,8 +102,12 @@ async def _publish_once(session, message, pending):
         if _is_about_all_jobs(error):
             text = f"the broker refuses jobs for exchange {_wire.JOBS_EXCHANGE}: {error}"
             raise PublishRefused(text) from None
-        raise Lost(str(error) if isinstance(error, _BLAMES) else None) from None
+        raise Lost(str(error) if isinstance(error, _BLAMES) else None, _is_forced(error) or _is_forced(session.fault)) from None
     pending.confirmed = True
+
+
+def _is_forced(error):
+    return isinstance(error, amqp.ConnectionClosed) and bool(error.args) and error.args[0] == _CONNECTION_FORCED
 
 
 def _is_about_all_jobs(error):

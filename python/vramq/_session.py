@@ -58,6 +58,8 @@ class Session:
     def __init__(self):
         self.connections = []
         self.jobs = self.replies = self.stop_replies = None
+        # Why the first connection or channel was closed, if the broker said it.
+        self.fault = None
         loop = asyncio.get_running_loop()
         # `gone` follows `lost` after LOST_S.
         self.lost, self.gone = loop.create_future(), loop.create_future()
@@ -68,7 +70,11 @@ class Session:
             self.lost.set_result(why)
 
     def watch(self, thing, name):
-        thing.close_callbacks.add(lambda *args: self.lose(f"{name}: {args[-1] or 'closed'}"))
+        thing.close_callbacks.add(lambda *args: self._closed(name, args[-1]))
+
+    def _closed(self, name, error):
+        self.fault = self.fault or error
+        self.lose(f"{name}: {error or 'closed'}")
 
     async def drop(self):
         self.lose("dropped")

@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
-use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::Command;
 use vramq_schemas::{ReplyKind, fields, headers};
 use vramq_tests::authority::{Authority, CLIENT};
@@ -15,11 +15,11 @@ use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::worker::vramq;
 use vramq_tests::{on_one_setup, on_own_node};
 
-use crate::common::package::{DEADLINE, succeeds};
+use crate::common::package::{DEADLINE, dead_letters_are_expected, succeeds};
 use crate::{node, python};
 
 on_one_setup!(reports_of_a_model_arrive_as_it_made_them, a_job_names_its_application_and_its_trace);
-on_own_node!(a_private_authority_and_certificates_of_clients);
+on_own_node!(a_private_authority_and_certificates_of_clients, an_operator_who_closes_connections_ends_no_job);
 
 /// The same scenario with each package, in a folder that Node.js needs.
 fn scenarios(folder: &TempDir, name: &str, url: &str) -> Result<[Command; 2]> {
@@ -107,5 +107,43 @@ async fn shows_its_certificate(mut program: Command, files: &Path, node: &Node) 
     let ended = tokio::time::timeout(DEADLINE, client.wait_with_output()).await??;
     ensure!(ended.status.success(), "{}: {}", ended.status, String::from_utf8_lossy(&ended.stderr));
     ensure!(subjects.contains(CLIENT), "{subjects}");
+    Ok(())
+}
+
+/// While the broker is short of memory, so that the jobs of the clients wait for their confirms.
+async fn an_operator_who_closes_connections_ends_no_job(env: &mut TestEnv, node: &Node) -> Result<()> {
+    env.announce("the broker blocks publishers");
+    env.announce("session lost, connecting again");
+    // A job that was published twice may be answered after the client has gone, with its reply queue.
+    dead_letters_are_expected(env);
+    env.worker(&[]).await?;
+    let folder = tempfile::tempdir()?;
+    for scenario in scenarios(&folder, "forced", &env.url)? {
+        is_closed_by_an_operator(scenario, node).await?;
+    }
+    env.reconnect().await
+}
+
+/// Runs a program that asks for what is to happen, a line each.
+async fn is_closed_by_an_operator(mut program: Command, node: &Node) -> Result<()> {
+    program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut client = program.spawn()?;
+    let mut input = client.stdin.take().context("no standard input")?;
+    let mut lines = BufReader::new(client.stdout.take().context("no standard output")?).lines();
+    let ended = tokio::time::timeout(DEADLINE, async {
+        while let Some(line) = lines.next_line().await? {
+            match line.as_str() {
+                "connected" => {
+                    node.ctl(&["set_vm_memory_high_watermark", "0.0000001"]).await?;
+                    input.write_all(b"short of memory\n").await?;
+                }
+                "waiting" => drop(node.ctl(&["close_all_connections", "maintenance"]).await?),
+                _ => drop(node.ctl(&["set_vm_memory_high_watermark", "0.4"]).await?),
+            }
+        }
+        anyhow::Ok(client.wait_with_output().await?)
+    })
+    .await??;
+    ensure!(ended.status.success(), "{}: {}", ended.status, String::from_utf8_lossy(&ended.stderr));
     Ok(())
 }
