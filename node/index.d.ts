@@ -64,7 +64,7 @@ export interface PublishOptions {
 }
 
 export interface SubmitOptions extends PublishOptions {
-  /** Called while a model reports how far an item is, from 0 to 1; reports may be missing. */
+  /** Called while a model reports how far an item is, from 0 to 1; reports may be missing. What it throws is a warning of the process (`VramqWarning`). */
   onProgress?: (report: { item: number; fraction: number; note: string }) => void
 }
 

@@ -116,13 +116,25 @@ export class Pending {
     this.#end(this.reject, error)
   }
 
+  // What the caller's function throws must not end the process.
+  #report(progress) {
+    if (!this.onProgress) return
+    setImmediate(async () => {
+      try {
+        await this.onProgress(progress)
+      } catch (error) {
+        process.emitWarning(`onProgress of job ${this.id} failed: ${error?.stack ?? error}`, 'VramqWarning')
+      }
+    })
+  }
+
   // False for the end of an earlier job with this id: its caller gave up on it, and has submitted it again.
   take({ properties, content }) {
     try {
       const reply = decodeReply(properties, content, this.encoding)
       if (!reply) return
       if (reply.failed?.reason === 'withdrawn' && this.secret) return false
-      if (reply.progress) return this.onProgress && setImmediate(this.onProgress, reply.progress)
+      if (reply.progress) return this.#report(reply.progress)
       if (reply.failed) return this.fail(new JobFailed(reply.failed.reason, reply.failed.error, this.assembly.outputs))
       this.assembly.add(reply)
     } catch (error) {

@@ -80,6 +80,21 @@ const scenarios = {
     assert.deepEqual([...new Set(others.map(({ item }) => item))], [0, 1])
   },
 
+  // What `onProgress` throws ends neither its job nor the process.
+  async callbacks(url) {
+    const warnings = []
+    process.on('warning', (warning) => warnings.push(warning))
+    const client = await vramq.Client.connect(url)
+    const failing = [() => { throw new Error('mine') }, async () => { throw new Error('mine') }, () => Promise.reject(undefined)]
+    for (const onProgress of failing) {
+      warnings.length = 0
+      // A report may come after the result.
+      while (warnings.length === 0) assert.deepEqual((await client.run(MODEL, ['a'], { onProgress })).outputs, [{ json: 'a' }])
+      assert.ok(warnings[0].name === 'VramqWarning' && /onProgress/.test(warnings[0].message), `${warnings}`)
+    }
+    await client.close()
+  },
+
   // A job of an application, within a trace; the test reads its reply.
   async published(url) {
     const traceparent = '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01'

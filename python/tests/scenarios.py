@@ -14,6 +14,8 @@ import json
 import logging
 import multiprocessing
 import os
+import random
+import signal
 import sys
 import threading
 import time
@@ -124,6 +126,91 @@ def in_child(function, *args):
     child.start()
     child.join()
     return child.exitcode
+
+
+def callbacks(url):
+    """What `on_progress` raises ends neither its job nor the client; nor does a thread that waits for a client whose thread has died."""
+    handler, logged = logging.Handler(), []
+    handler.emit = lambda record: logged.append(record.exc_info[1])
+    logging.getLogger("asyncio").addHandler(handler)
+
+    def failing(error):
+        def report(*_):
+            raise error
+
+        return report
+
+    async def coroutine(*_):
+        pass
+
+    class Coroutine:
+        async def __call__(self, *_):
+            pass
+
+    with vramq.Client(url) as client:
+        for error in (SystemExit("enough"), KeyboardInterrupt(), ValueError("wrong")):
+            logged.clear()
+            # A report may come after the result.
+            while not logged:
+                assert client.run(MODEL, ["a"], on_progress=failing(error), timeout=60).outputs == ["a"]
+            assert repr(error) in repr(logged[0]), logged
+        for unusable in (coroutine, Coroutine(), functools.partial(coroutine)):
+            assert "plain function" in str(raises(TypeError, client.submit, MODEL, ["a"], on_progress=unusable))
+
+    async def run():
+        async with vramq.AsyncClient(url) as client:
+            for unusable in (coroutine, Coroutine()):
+                assert "plain function" in str(await raises_async(TypeError, client.submit(MODEL, ["a"], on_progress=unusable)))
+
+    asyncio.run(run())
+    # Whatever else ends the thread.
+    client = vramq.Client(url)
+    job, ends = client.submit("slow", ["a"]), []
+    waits = threading.Thread(target=lambda: ends.append(raises(vramq.ClientClosed, job.result)), daemon=True)
+    waits.start()
+    client._loop.call_soon_threadsafe(failing(SystemExit()))
+    waits.join(60)
+    assert ends, "a thread waits for ever"
+    raises(vramq.ClientClosed, client.run, MODEL, ["a"])
+    client.close()
+
+
+def signals(url):
+    """Signal handlers use clients while the main thread is anywhere in them."""
+    from vramq.celery import App
+
+    client, app, used = vramq.Client(url), App(url), 0
+    kept = client.submit("slow", ["a"])
+    echo = app.task(MODEL)
+
+    def use(*_):
+        nonlocal used
+        used += 1
+        kept.forget()
+        assert client.run(MODEL, ["in the handler"], timeout=60).outputs == ["in the handler"]
+        if used % 4 == 0:
+            assert echo("in the handler") == "in the handler"
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0005, 0.005))
+
+    signal.signal(signal.SIGALRM, use)
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+    while used < 500:
+        assert client.run(MODEL, ["a"], timeout=60).outputs == ["a"]
+        assert echo("b") == "b"
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    app.close()
+    client.close()
+    # Closed by the handler, in the middle of whatever its thread does.
+    for _ in range(30):
+        client = vramq.Client(url)
+        signal.signal(signal.SIGALRM, lambda *_: client.close())
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, 0.02))
+
+        def use_it():
+            while True:
+                client.submit(MODEL, ["a"]).forget()
+
+        raises(vramq.ClientClosed, use_it)
 
 
 def closed_by_another_thread(url):

@@ -6,6 +6,7 @@
 """
 
 import asyncio
+import inspect
 import random
 import time
 import uuid
@@ -130,7 +131,7 @@ class AsyncClient:
 
         An input is a str, bytes, `vramq.Uri` or `vramq.Json`. `key` is the routing key of the job where the model's workers set
         one; by default it is the model's name. `app_id` names the application that publishes the job, as replies and dead
-        letters repeat it. `on_progress(item, fraction, note)` is called while a model reports
+        letters repeat it. `on_progress(item, fraction, note)`, a plain function, is called while a model reports
         on an item; reports may be missing. A connection that is lost meanwhile is waited for, and the job is published
         again under the same id: then it may run twice, and its result is still returned once. Raises InvalidJob,
         DuplicateId, Unroutable, QueueFull, PublishRefused, PublishTimeout, Disconnected or ClientClosed.
@@ -142,6 +143,8 @@ class AsyncClient:
         if on_progress is not None:
             if not callable(on_progress):
                 raise InvalidJob(f"on_progress is {on_progress!r}, and has to be a function")
+            if _is_async(on_progress):
+                raise TypeError(f"on_progress is {on_progress!r}, and has to be a plain function: nobody would await it")
             params = {**params, "progress": True}
         # A caller that names a digest has a secret of its own, and withdraws the job by itself.
         secret = None if isinstance(headers, Mapping) and DIGEST in headers else new_secret()
@@ -333,3 +336,8 @@ class AsyncClient:
         pending.changed.set()
         if pending.assembly.is_complete:
             pending.future.set_result(_wire.Result(pending.id, pending.model, pending.assembly))
+
+
+def _is_async(function):
+    function = inspect.unwrap(function)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

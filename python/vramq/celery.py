@@ -71,14 +71,19 @@ class App(_Celery):
 
     def _begin(self):
         """As a process begins: in the child of a fork with nothing of the parent's, whose other threads may have held the locks."""
-        self._client, self._lock, self._results = None, threading.Lock(), _Results()
+        # A signal handler may publish while its thread holds a lock.
+        self._client, self._lock, self._results = None, threading.RLock(), _Results()
 
     @property
     def client(self):
         """The client, for features that Celery does not have."""
         with self._lock:
             if self._client is None:
-                self._client = Client(self._url, **self._options)
+                made = Client(self._url, **self._options)
+                if self._client is None:
+                    self._client = made
+                else:  # A signal handler was faster.
+                    made.close()
             return self._client
 
     def task(self, model, *, inputs=None, result=None, params=None, **options):
@@ -109,16 +114,16 @@ class App(_Celery):
 
     def close(self):
         with self._lock:
-            if self._client is not None:
-                self._client.close()
-            self._client = None
+            client, self._client = self._client, None
+            if client is not None:
+                client.close()
 
 
 class _Results:
     """The results of this process by id: all that somebody holds, and the last of those that nobody has taken yet."""
 
     def __init__(self):
-        self._lock, self._known, self._untaken = threading.Lock(), weakref.WeakValueDictionary(), OrderedDict()
+        self._lock, self._known, self._untaken = threading.RLock(), weakref.WeakValueDictionary(), OrderedDict()
 
     def add(self, result):
         with self._lock:

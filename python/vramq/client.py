@@ -5,9 +5,9 @@
 """
 
 import asyncio
-import concurrent.futures
-import contextlib
+import functools
 import os
+import queue
 import threading
 
 from ._session import CLOSE_S
@@ -74,9 +74,10 @@ class Client:
     def __init__(self, url, **options):
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
-        # Whoever gives the loop something to do holds it, so that nothing is given to a loop that has stopped.
-        self._giving, self._is_closed = threading.Lock(), False
-        self._thread = threading.Thread(target=self._loop.run_forever, name="vramq-client", daemon=True)
+        # The calls whose ends are awaited; and whether the loop has stopped. There is no lock: a signal handler may use the client while
+        # the same thread is anywhere in it.
+        self._calls, self._is_closed = set(), False
+        self._thread = threading.Thread(target=self._run_loop, name="vramq-client", daemon=True)
         self._thread.start()
         try:
             self._client = self._call(self._make(url, options))
@@ -100,17 +101,17 @@ class Client:
     def submit(self, model, inputs, **options):
         """Publishes a job; returns a Job once the broker has confirmed it. Options and errors as `AsyncClient.submit`.
 
-        `on_progress` is called on the client's thread: it must be quick, and must not use the client.
+        `on_progress` is called on the client's thread: it must be quick, and must not use the client. What it raises is logged.
         """
-        return Job(self, self._call(self._client.submit(model, inputs, **options)))
+        return Job(self, self._call(self._client.submit(model, inputs, **_surviving(options))))
 
     def run(self, model, inputs, **options):
         """`submit`, and the Result."""
-        return self._call(self._client.run(model, inputs, **options))
+        return self._call(self._client.run(model, inputs, **_surviving(options)))
 
     def embed(self, model, texts, **options):
         """The embeddings of many texts as one NumPy array, as `AsyncClient.embed`."""
-        return self._call(self._client.embed(model, texts, **options))
+        return self._call(self._client.embed(model, texts, **_surviving(options)))
 
     def publish(self, model, inputs, **options):
         """Publishes a job whose replies go elsewhere, as `AsyncClient.publish`; returns its id."""
@@ -132,50 +133,94 @@ class Client:
         self.close()
 
     def _call(self, work):
+        call = _Call(work)
+        self._calls.add(call)
         try:
-            with self._given():
-                if threading.current_thread() is self._thread:
-                    raise RuntimeError("the blocking client cannot be used from its own thread")
-                future = asyncio.run_coroutine_threadsafe(_as_coroutine(work), self._loop)
-        except BaseException:
-            if asyncio.iscoroutine(work):
-                work.close()
-            raise
-        try:
-            return future.result()
-        except concurrent.futures.CancelledError:  # Another thread has closed the client meanwhile.
-            raise ClientClosed("the client was closed") from None
+            if self._pid != os.getpid():
+                raise ClientClosed("the client belongs to the process that this one was forked from")
+            if threading.current_thread() is self._thread:
+                raise RuntimeError("the blocking client cannot be used from its own thread")
+            if self._is_closed or not self._give(call.begin):
+                raise ClientClosed("the client was closed")
+            return call.result()
         except BaseException:  # Of this thread, such as KeyboardInterrupt; or the result.
-            future.cancel()
+            if self._is_closed or self._pid != os.getpid() or not self._give(call.cancel):
+                call.cancel()
             raise
+        finally:
+            self._calls.discard(call)
 
     def _call_soon(self, function):
-        try:
-            with self._given():
-                self._loop.call_soon_threadsafe(function)
-        except ClientClosed:
-            pass
+        if self._pid == os.getpid():
+            self._give(function)
 
-    @contextlib.contextmanager
-    def _given(self):
-        # In a child of a fork before the lock, which another thread of the parent may have held.
-        if self._pid != os.getpid():
-            raise ClientClosed("the client belongs to the process that this one was forked from")
-        with self._giving:
-            if self._is_closed:
-                raise ClientClosed("the client was closed")
-            yield
+    def _give(self, function):
+        """Has the loop call this, unless it has been closed."""
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            return False
+        return True
+
+    def _run_loop(self):
+        """The thread. Whatever ends the loop, nobody waits for it from then on."""
+        try:
+            self._loop.run_forever()
+        finally:
+            self._is_closed = True
+            try:
+                self._loop.run_until_complete(_cancel_others())
+            finally:
+                self._loop.close()
+                for call in list(self._calls):
+                    call.ended.put(None)
 
     def _stop(self):
-        with self._giving:
-            first, self._is_closed = not self._is_closed, True
-        if first:
-            # What was given before has begun by now, and ends here.
-            asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._give(self._loop.stop)
         self._thread.join()
-        if first:
-            self._loop.close()
+
+
+class _Call:
+    """Something that the loop does for a thread that waits."""
+
+    def __init__(self, work):
+        self._work, self._task = work, None
+        # The task when it is done, None if there is none. Unlike a future it may be waited for, and filled, while a signal handler has
+        # interrupted its owner anywhere.
+        self.ended = queue.SimpleQueue()
+
+    def begin(self):
+        self._task = asyncio.ensure_future(_as_coroutine(self._work))
+        self._task.add_done_callback(self.ended.put)
+
+    def cancel(self):
+        if self._task is not None:
+            self._task.cancel()
+        elif asyncio.iscoroutine(self._work):
+            self._work.close()
+
+    def result(self):
+        task = self.ended.get()
+        if task is None or task.cancelled():  # Another thread has closed the client meanwhile.
+            raise ClientClosed("the client was closed")
+        return task.result()
+
+
+def _surviving(options):
+    """The options, with an `on_progress` that cannot end the client's thread."""
+    on_progress = options.get("on_progress")
+    if not callable(on_progress):
+        return options
+
+    @functools.wraps(on_progress, updated=())
+    def report(*progress):
+        try:
+            on_progress(*progress)
+        except (SystemExit, KeyboardInterrupt) as error:
+            # asyncio would end the loop with these; it logs all others.
+            raise RuntimeError(f"on_progress raised {error!r}") from error
+
+    return {**options, "on_progress": report}
 
 
 async def _as_coroutine(work):

@@ -30,6 +30,7 @@ on_one_setup!(
     a_caller_that_stops_waiting_gives_its_slot_back,
     jobs_of_callers_that_give_up_are_withdrawn,
     a_refused_withdrawal_is_tried_again,
+    callbacks_that_fail_end_nothing,
     closing_ends_what_waits_for_the_broker,
     vectors_come_as_numbers_and_as_base64,
     message_pack_gives_the_same_results,
@@ -118,6 +119,11 @@ async fn a_caller_that_stops_waiting_gives_its_slot_back(env: &mut TestEnv) -> R
     env.worker(&[]).await?;
     unserved_model(env).await?;
     run("slots", env).await
+}
+
+async fn callbacks_that_fail_end_nothing(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
+    run("callbacks", env).await
 }
 
 async fn closing_ends_what_waits_for_the_broker(env: &mut TestEnv) -> Result<()> {

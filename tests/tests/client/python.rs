@@ -40,6 +40,8 @@ on_one_setup!(
     a_caller_that_stops_waiting_gives_its_slot_back,
     jobs_of_callers_that_give_up_are_withdrawn,
     a_refused_withdrawal_is_tried_again,
+    callbacks_that_fail_end_nothing,
+    signal_handlers_may_use_the_clients,
     closing_ends_what_other_threads_wait_for,
     closing_ends_what_waits_for_the_broker,
     the_oldest_python_does_the_same,
@@ -130,6 +132,20 @@ async fn jobs_of_callers_that_give_up_are_withdrawn(env: &mut TestEnv) -> Result
 
 async fn a_refused_withdrawal_is_tried_again(env: &mut TestEnv) -> Result<()> {
     succeeds_when_permitted_later(env, |url| scenario("withdrawn_once_permitted", url)).await
+}
+
+async fn callbacks_that_fail_end_nothing(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
+    unserved_model(env).await?;
+    succeeds(scenario("callbacks", &env.url)?).await
+}
+
+async fn signal_handlers_may_use_the_clients(env: &mut TestEnv) -> Result<()> {
+    // Jobs of a closed client are answered after its reply queue was deleted.
+    dead_letters_are_expected(env);
+    env.worker(&[]).await?;
+    unserved_model(env).await?;
+    succeeds(scenario("signals", &env.url)?).await
 }
 
 async fn closing_ends_what_other_threads_wait_for(env: &mut TestEnv) -> Result<()> {
