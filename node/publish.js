@@ -116,9 +116,9 @@ function confirm(session, pending, body, properties) {
       },
     }
     session.unconfirmed.add(job)
-    pending.sent = true
     try {
       session.jobs.publish(JOBS_EXCHANGE, pending.key, body, properties, (error) => job.end(error ?? undefined))
+      pending.sent = true
     } catch (error) {
       // The channel is closed, or a value has no form in AMQP: then nothing was sent.
       if (session.isLost || error.name === 'IllegalOperationError') return job.end(error)

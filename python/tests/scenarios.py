@@ -479,6 +479,41 @@ def withdrawn_once_permitted(url):
     assert level == "WARNING" and "vramq.withdrawals" in text and "ACCESS_REFUSED" in text, text
 
 
+def unsent(url):
+    """Jobs of callers that give up before the broker has them: there is nothing to withdraw."""
+
+    async def run():
+        import aio_pika
+
+        seen = set()
+
+        async def see(message):
+            seen.add(message.message_id)
+
+        connection = await aio_pika.connect(url)
+        channel = await connection.channel()
+        queue = await channel.declare_queue(exclusive=True)
+        await queue.bind("vramq.jobs", routing_key=MODEL)
+        await queue.consume(see, no_ack=True)
+        async with vramq.AsyncClient(url) as client:
+            runs = [asyncio.ensure_future(client.run(MODEL, ["a"])) for _ in range(500)]
+            for _ in range(20):
+                await asyncio.sleep(0)
+            for one in runs:
+                one.cancel()
+            await asyncio.wait(runs)
+            withdrawn = set(client._withdrawals._open)
+            # The broker has it after all that were sent before.
+            await client.run(MODEL, ["b"], id="the last")
+            while "the last" not in seen:
+                await asyncio.sleep(0.05)
+            assert len(seen) < 500, "all were sent, and this shows nothing"
+            assert withdrawn <= seen, f"{len(withdrawn - seen)} of {len(withdrawn)} withdrawn jobs were not sent"
+        await connection.close()
+
+    asyncio.run(run())
+
+
 def nothing_declared(url):
     """No worker was ever started: there is no exchange for jobs."""
     with vramq.Client(url) as client:

@@ -75,8 +75,9 @@ class Pending:
         self.id, self.model, self.assembly = job_id, model, _wire.Assembly(items)
         self.future, self.changed = loop.create_future(), asyncio.Event()
         self.confirmed, self.timeout, self.on_progress = False, timeout, on_progress
-        # Whether the broker may have it; and what withdraws it, None if this client does not.
-        self.sent, self.secret, self._withdrawals = False, secret, withdrawals
+        # Whether the broker may have it, from an earlier attempt or the present one; and what withdraws it, None if this client does not.
+        self.was_sent, self.is_being_sent = False, lambda: False
+        self.secret, self._withdrawals = secret, withdrawals
         timer = None if timeout is None else loop.call_later(timeout, self._expire)
         self.future.add_done_callback(lambda _: self._end(timer))
 
@@ -92,7 +93,7 @@ class Pending:
 
     def withdraw(self):
         """Takes the job back if it has not ended, and the broker may have it. The caller ends it next."""
-        if self.sent and self.secret is not None and not self.future.done():
+        if self.secret is not None and not self.future.done() and (self.was_sent or self.is_being_sent()):
             secret, self.secret = self.secret, None
             self._withdrawals.add(self.id, secret)
 

@@ -83,12 +83,13 @@ class Publisher:
 
 
 async def _publish_once(session, message, pending):
-    pending.sent = True
+    pending.is_being_sent = lambda: session.may_have_sent(pending.id)
     try:
         await in_own_task(session.jobs.publish(message, routing_key=pending.key, mandatory=True), until=(pending.future, session.gone))
     except asyncio.TimeoutError:
         if pending.future.done():
             return _ended(pending)
+        pending.was_sent = True
         raise Lost(is_forced=_is_forced(session.fault)) from None
     except amqp.PublishError:
         raise Unroutable(f"no queue for model {pending.key!r}: is a worker for it configured? If its workers set a `key`, name it.") from None
@@ -99,11 +100,12 @@ async def _publish_once(session, message, pending):
         raise Unroutable(f"no exchange {_wire.JOBS_EXCHANGE}: was a worker ever started on this virtual host?") from None
     except (amqp.AMQPError, *LOST) as error:
         session.lose(f"publish: {error!r}")
+        pending.was_sent = True
         if _is_about_all_jobs(error):
             text = f"the broker refuses jobs for exchange {_wire.JOBS_EXCHANGE}: {error}"
             raise PublishRefused(text) from None
         raise Lost(str(error) if isinstance(error, _BLAMES) else None, _is_forced(error) or _is_forced(session.fault)) from None
-    pending.confirmed = True
+    pending.confirmed = pending.was_sent = True
 
 
 def _is_forced(error):

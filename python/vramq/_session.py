@@ -57,7 +57,7 @@ class Session:
 
     def __init__(self):
         self.connections = []
-        self.jobs = self.replies = self.stop_replies = None
+        self.jobs = self.replies = self.stop_replies = self._numbers = None
         # Why the first connection or channel was closed, if the broker said it.
         self.fault = None
         loop = asyncio.get_running_loop()
@@ -75,6 +75,10 @@ class Session:
     def _closed(self, name, error):
         self.fault = self.fault or error
         self.lose(f"{name}: {error or 'closed'}")
+
+    def may_have_sent(self, job_id):
+        """Whether the broker may have a job that is being published. aiormq sends one after the other, and gives each a number then."""
+        return self._numbers is None or job_id in self._numbers
 
     async def drop(self):
         self.lose("dropped")
@@ -149,6 +153,7 @@ class Connector:
         jobs = await self._connect(url, session, name)
         publishing = await jobs.channel(publisher_confirms=True, on_return_raises=True)
         session.watch(publishing, "jobs")
+        session._numbers = getattr(await publishing.get_underlay_channel(), "message_id_delivery_tag", None)
         # Not declared, and not asked for: publishers need no permission but to write to it.
         session.jobs = await publishing.get_exchange(_wire.JOBS_EXCHANGE, ensure=False)
 

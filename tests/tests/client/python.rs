@@ -39,6 +39,7 @@ on_one_setup!(
     a_refused_job_ends_no_other,
     a_caller_that_stops_waiting_gives_its_slot_back,
     jobs_of_callers_that_give_up_are_withdrawn,
+    what_was_not_sent_is_not_withdrawn,
     a_refused_withdrawal_is_tried_again,
     callbacks_that_fail_end_nothing,
     signal_handlers_may_use_the_clients,
@@ -128,6 +129,13 @@ async fn jobs_of_callers_that_give_up_are_withdrawn(env: &mut TestEnv) -> Result
     let held = HeldWorker::start(env).await?;
     succeeds(scenario("withdrawn", &env.url)?).await?;
     held.all_are_withdrawn(env, 6).await
+}
+
+async fn what_was_not_sent_is_not_withdrawn(env: &mut TestEnv) -> Result<()> {
+    // A job that was sent may be answered after the client has gone, with its reply queue.
+    dead_letters_are_expected(env);
+    env.worker(&[]).await?;
+    succeeds(scenario("unsent", &env.url)?).await
 }
 
 async fn a_refused_withdrawal_is_tried_again(env: &mut TestEnv) -> Result<()> {
