@@ -22,6 +22,8 @@ const CONNECT_TIMEOUT_MS = 10_000
 const REPLY_QUEUE_EXPIRES_MS = 600_000
 // Jobs published or about to be. Each costs its body until the confirm and its outputs until the last reply.
 const JOBS_IN_FLIGHT = 1024
+// Forgotten jobs whose ids are kept until their last replies; of more, the oldest are dropped.
+const FORGOTTEN_MAX = 4096
 // Waits before attempts to reconnect, doubled from the first to the last, each with up to half of it as jitter. A connection that
 // lasted for longer than the last starts with the first again.
 const BACKOFF_MS = [100, 5000]
@@ -39,6 +41,8 @@ export class Client {
   // All that have not ended; and by id those whose replies come here.
   #pending = new Set()
   #jobs = new Map()
+  // By id until when replies to forgotten jobs may come.
+  #forgotten = new Map()
   #session
   #opened
   #keeper
@@ -79,12 +83,14 @@ export class Client {
     const params = onProgress ? { ...options.params, progress: true } : options.params
     const replies = { ...options, params, replyTo: this.replyQueue, withdraws: true }
     const { pending, publish } = this.#prepare(model, inputs, this.#options.timeoutMs, replies)
-    if (this.#jobs.has(pending.id)) {
-      pending.fail(new DuplicateId(`job id ${pending.id} is already in flight`))
+    const taken = this.#jobs.has(pending.id) ? 'is already in flight'
+      : this.#forgotten.get(pending.id) > Date.now() && 'is that of a job that was forgotten and has not been answered'
+    if (taken) {
+      pending.fail(new DuplicateId(`job id ${pending.id} ${taken}`))
       throw pending.error
     }
     this.#jobs.set(pending.id, pending)
-    pending.atEnd(() => this.#jobs.delete(pending.id))
+    pending.atEnd(() => this.#leave(pending))
     await publish()
     return new Job(pending)
   }
@@ -102,6 +108,13 @@ export class Client {
     this.#stopped.abort()
     await within(3 * CLOSE_MS, this.#keeper)
     this.#withdrawals.stop()
+  }
+
+  #leave(pending) {
+    this.#jobs.delete(pending.id)
+    if (!pending.isForgotten) return
+    if (this.#forgotten.size >= FORGOTTEN_MAX) this.#forgotten.delete(this.#forgotten.keys().next().value)
+    this.#forgotten.set(pending.id, pending.endsAt)
   }
 
   // A job that was checked, and what publishes it.
@@ -196,7 +209,10 @@ export class Client {
     const pending = this.#jobs.get(message.properties.correlationId)
     if (!pending || pending.take(message) === false) {
       this.strays += 1
-      if (['done', 'failed'].includes(message.properties.type)) this.#withdrawals.ended(message.properties.correlationId)
+      if (['done', 'failed'].includes(message.properties.type)) {
+        this.#forgotten.delete(message.properties.correlationId)
+        this.#withdrawals.ended(message.properties.correlationId)
+      }
     }
     try {
       session.replies.ack(message)

@@ -40,7 +40,7 @@ export class Job {
   }
 
   forget() {
-    this.#pending.fail(new Forgotten(`job ${this.id} was forgotten`))
+    this.#pending.forget()
   }
 }
 
@@ -48,6 +48,8 @@ export class Job {
 export class Pending {
   ended = false
   confirmed = false
+  // Whether its replies still come although nobody waits for them.
+  isForgotten = false
   // Whether the broker may have it.
   sent = false
   #wake = () => {}
@@ -61,6 +63,7 @@ export class Pending {
     this.result = new Promise((resolve, reject) => Object.assign(this, { resolve, reject }))
     // When the job has ended, one way or the other. It also keeps Node.js from reporting an error that no caller asks for.
     this.over = this.result.then(() => {}, () => {})
+    this.endsAt = timeoutMs ? Date.now() + timeoutMs : Infinity
     this.#step()
     if (timeoutMs) {
       const late = () => {
@@ -109,6 +112,11 @@ export class Pending {
     const { id, secret } = this
     this.secret = undefined
     this.withdrawals.add(id, secret)
+  }
+
+  forget() {
+    this.isForgotten = !this.ended
+    this.fail(new Forgotten(`job ${this.id} was forgotten`))
   }
 
   fail(error) {

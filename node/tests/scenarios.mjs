@@ -303,6 +303,34 @@ const scenarios = {
     await assert.rejects(vramq.Client.connect(url, { jobsInFlight: 0 }), RangeError)
   },
 
+  // An id names one job: that of a forgotten one is free when its reply has come, that of a withdrawn one at once.
+  async ids(url) {
+    const client = await vramq.Client.connect(url)
+    const withdrawn = await client.submit('slow', ['earlier'], { id: 'withdrawn' })
+    withdrawn.withdraw()
+    const again = await client.submit('slow', ['later'], { id: 'withdrawn' })
+    again.forget()
+    await assert.rejects(client.submit('slow', ['third'], { id: 'withdrawn' }), vramq.DuplicateId)
+    // Until its time is over.
+    ;(await client.submit('slow', ['a'], { id: 'late', timeoutMs: 5000 })).forget()
+    await assert.rejects(client.submit('slow', ['a'], { id: 'late' }), vramq.DuplicateId)
+    await sleep(6000)
+    ;(await client.submit('slow', ['a'], { id: 'late' })).withdraw()
+    // Or its reply has come.
+    ;(await client.submit(MODEL, new Array(500).fill('earlier'), { id: 'forgotten' })).forget()
+    let result
+    while (!result) {
+      try {
+        result = await client.run(MODEL, new Array(500).fill('later'), { id: 'forgotten' })
+      } catch (error) {
+        assert.ok(error instanceof vramq.DuplicateId, `${error}`)
+        await sleep(10)
+      }
+    }
+    assert.deepEqual(result.outputs[0], { json: 'later' })
+    await client.close()
+  },
+
   // Callers that give up: jobs without an answer are withdrawn. The worker answers the first job, and holds the others.
   async withdrawn(url) {
     const client = await vramq.Client.connect(url)

@@ -213,6 +213,46 @@ def signals(url):
         raises(vramq.ClientClosed, use_it)
 
 
+def ids(url):
+    """An id names one job: that of a forgotten one is free when its reply has come, that of a withdrawn one at once."""
+
+    async def run():
+        async with vramq.AsyncClient(url) as client:
+            job = await client.submit("slow", ["earlier"], id="withdrawn")
+            job.withdraw()
+            again = await client.submit("slow", ["later"], id="withdrawn")
+            # With the later job's id taken, whatever becomes of the earlier.
+            await asyncio.sleep(0)
+            await raises_async(vramq.DuplicateId, client.submit("slow", ["third"], id="withdrawn"))
+            again.forget()
+            await raises_async(vramq.DuplicateId, client.submit("slow", ["third"], id="withdrawn"))
+            await asyncio.sleep(0)
+            await raises_async(vramq.DuplicateId, client.submit("slow", ["third"], id="withdrawn"))
+            # Until its time is over.
+            late = await client.submit("slow", ["a"], id="late", timeout=5)
+            late.forget()
+            await raises_async(vramq.DuplicateId, client.submit("slow", ["a"], id="late"))
+            await asyncio.sleep(6)
+            (await client.submit("slow", ["a"], id="late")).withdraw()
+            # Or its reply has come.
+            texts = ["earlier"] * 500
+            (await client.submit(MODEL, texts, id="forgotten")).forget()
+            while True:
+                try:
+                    outputs = (await client.run(MODEL, ["later"] * 500, id="forgotten")).outputs
+                    break
+                except vramq.DuplicateId:
+                    await asyncio.sleep(0.01)
+            assert outputs == ["later"] * 500, outputs[0]
+
+    asyncio.run(run())
+    with vramq.Client(url) as client:
+        job = client.submit("slow", ["earlier"], id="withdrawn")
+        job.withdraw()
+        client.submit("slow", ["later"], id="withdrawn").forget()
+        raises(vramq.DuplicateId, client.submit, "slow", ["third"], id="withdrawn")
+
+
 def closed_by_another_thread(url):
     """Whatever threads are doing when another closes the client: it ends for each of them, with a result or ClientClosed."""
     for _ in range(20):

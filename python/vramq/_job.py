@@ -1,6 +1,7 @@
 """A job in flight: what is known of it, who waits for it, and the slot that it has."""
 
 import asyncio
+import math
 from collections import OrderedDict
 
 from . import _wire
@@ -61,8 +62,8 @@ class AsyncJob:
         self._pending.fail(Withdrawn(f"job {self.id!r} was withdrawn"))
 
     def forget(self):
-        """Stops waiting for the job: its replies are dropped. The job itself still runs."""
-        self._pending.fail(Forgotten(f"job {self.id!r} was forgotten"))
+        """Stops waiting for the job: its replies are dropped. The job itself still runs, and has its id until then."""
+        self._pending.forget()
 
 
 class Pending:
@@ -78,7 +79,9 @@ class Pending:
         # Whether the broker may have it, from an earlier attempt or the present one; and what withdraws it, None if this client does not.
         self.was_sent, self.is_being_sent = False, lambda: False
         self.secret, self._withdrawals = secret, withdrawals
-        timer = None if timeout is None else loop.call_later(timeout, self._expire)
+        # Whether its replies still come although nobody waits for them, and the time of the event loop until when.
+        self.is_forgotten, self.ends_at = False, math.inf if timeout is None else loop.time() + timeout
+        timer = None if timeout is None else loop.call_at(self.ends_at, self._expire)
         self.future.add_done_callback(lambda _: self._end(timer))
 
     def _expire(self):
@@ -96,6 +99,10 @@ class Pending:
         if self.secret is not None and not self.future.done() and (self.was_sent or self.is_being_sent()):
             secret, self.secret = self.secret, None
             self._withdrawals.add(self.id, secret)
+
+    def forget(self):
+        self.is_forgotten = not self.future.done()
+        self.fail(Forgotten(f"job {self.id!r} was forgotten"))
 
     def fail(self, error):
         if not self.future.done():

@@ -29,6 +29,8 @@ __all__ = ["AsyncClient", "AsyncJob"]
 
 # Jobs published or about to be. Each costs its body until the confirm and its outputs until the last reply.
 JOBS_IN_FLIGHT = 1024
+# Forgotten jobs whose ids are kept until their last replies; of more, the oldest are dropped.
+FORGOTTEN_MAX = 4096
 # Longer than a worker works on one job (24 minutes by default) after a long wait in the queue.
 TIMEOUT_S = 3600
 # Waits before attempts to reconnect, doubled from the first to the last, each with up to half of it as jitter. A connection that
@@ -70,6 +72,8 @@ class AsyncClient:
         self._slots = Slots(jobs_in_flight)
         # All that have not ended; and by id those whose replies come here.
         self._pending, self._jobs = set(), {}
+        # By id until when replies to forgotten jobs may come.
+        self._forgotten = {}
         self._session = self._opened = self._publisher = None
         self._withdrawals = Withdrawals(lambda: self._session)
         self._keeper = self._ended = self._closing = None
@@ -151,11 +155,10 @@ class AsyncClient:
         message = self._message(model, inputs, params, job_id, self.reply_queue, priority=priority, expiration=expiration,
                                 batch_hint=batch_hint, traceparent=traceparent, app_id=app_id, headers=headers,
                                 digest=secret and digest_of(secret))
-        if job_id in self._jobs:
-            raise DuplicateId(f"job id {job_id!r} is already in flight")
+        self._check_is_new(job_id)
         pending = Pending(job_id, model, len(inputs), timeout, on_progress, key, self._withdrawals, secret)
         self._jobs[job_id] = pending
-        pending.future.add_done_callback(lambda _: self._jobs.pop(job_id))
+        pending.future.add_done_callback(lambda _: self._leave(pending))
         await self._publish(message, pending)
         return AsyncJob(pending)
 
@@ -214,6 +217,23 @@ class AsyncClient:
         finally:
             pending.future.cancel()
         return job_id
+
+    def _check_is_new(self, job_id):
+        # One that has ended may still be there, until the event loop has told everybody.
+        earlier, now = self._jobs.get(job_id), asyncio.get_running_loop().time()
+        if earlier is not None and not earlier.future.done():
+            raise DuplicateId(f"job id {job_id!r} is already in flight")
+        if self._forgotten.get(job_id, 0) > now or (earlier is not None and earlier.is_forgotten):
+            raise DuplicateId(f"job id {job_id!r} is that of a job that was forgotten and has not been answered")
+
+    def _leave(self, pending):
+        """The job has ended here; a later one may have its id already."""
+        if self._jobs.get(pending.id) is pending:
+            del self._jobs[pending.id]
+        if pending.is_forgotten:
+            if len(self._forgotten) >= FORGOTTEN_MAX:
+                del self._forgotten[next(iter(self._forgotten))]
+            self._forgotten[pending.id] = pending.ends_at
 
     # Publishing.
 
@@ -317,6 +337,7 @@ class AsyncClient:
     def _drop(self, message):
         self.strays += 1
         if message.type in ("done", "failed"):
+            self._forgotten.pop(message.correlation_id, None)
             self._withdrawals.ended(message.correlation_id)
 
     def _take_for(self, pending, message):

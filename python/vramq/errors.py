@@ -48,7 +48,7 @@ class InvalidJob(PublishError, ValueError):
 
 
 class DuplicateId(PublishError):
-    """A job with this id is in flight already."""
+    """A job with this id is in flight already, or was forgotten and has not been answered."""
 
 
 class Unroutable(PublishError):

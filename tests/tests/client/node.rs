@@ -29,6 +29,7 @@ on_one_setup!(
     a_refused_job_ends_no_other,
     a_caller_that_stops_waiting_gives_its_slot_back,
     jobs_of_callers_that_give_up_are_withdrawn,
+    an_id_names_one_job,
     a_refused_withdrawal_is_tried_again,
     callbacks_that_fail_end_nothing,
     closing_ends_what_waits_for_the_broker,
@@ -101,6 +102,12 @@ async fn jobs_of_callers_that_give_up_are_withdrawn(env: &mut TestEnv) -> Result
     let held = HeldWorker::start(env).await?;
     run("withdrawn", env).await?;
     held.all_are_withdrawn(env, 4).await
+}
+
+async fn an_id_names_one_job(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
+    unserved_model(env).await?;
+    run("ids", env).await
 }
 
 async fn a_refused_withdrawal_is_tried_again(env: &mut TestEnv) -> Result<()> {

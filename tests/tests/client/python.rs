@@ -39,6 +39,7 @@ on_one_setup!(
     a_refused_job_ends_no_other,
     a_caller_that_stops_waiting_gives_its_slot_back,
     jobs_of_callers_that_give_up_are_withdrawn,
+    an_id_names_one_job,
     what_was_not_sent_is_not_withdrawn,
     a_refused_withdrawal_is_tried_again,
     callbacks_that_fail_end_nothing,
@@ -129,6 +130,12 @@ async fn jobs_of_callers_that_give_up_are_withdrawn(env: &mut TestEnv) -> Result
     let held = HeldWorker::start(env).await?;
     succeeds(scenario("withdrawn", &env.url)?).await?;
     held.all_are_withdrawn(env, 6).await
+}
+
+async fn an_id_names_one_job(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
+    unserved_model(env).await?;
+    succeeds(scenario("ids", &env.url)?).await
 }
 
 async fn what_was_not_sent_is_not_withdrawn(env: &mut TestEnv) -> Result<()> {
