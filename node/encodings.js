@@ -11,7 +11,17 @@ export const json = {
   write: (body) => Buffer.from(JSON.stringify(body)),
   read: (content) => JSON.parse(content.toString()),
   bytes: (bytes) => bytes.toString('base64'),
-  value: (value) => value,
+  value(value) {
+    JSON.stringify(value, refuseLosses)
+    return value
+  },
+}
+
+// JSON.stringify writes null for these, or leaves them out. Fields that are undefined are as good as absent.
+function refuseLosses(key, value) {
+  const isLost = typeof value === 'number' ? !Number.isFinite(value) : ['function', 'symbol'].includes(typeof value)
+  if (isLost || (value === undefined && Array.isArray(this))) throw new Error(`${JSON.stringify(key)} is ${String(value)}`)
+  return value
 }
 
 export async function encodingOf(name) {
@@ -46,7 +56,7 @@ async function library() {
 
 // The value as JSON has it: a Date becomes a text, and what JSON leaves out is left out.
 function asJson(value) {
-  const text = JSON.stringify(value)
+  const text = JSON.stringify(value, refuseLosses)
   // Half a surrogate pair is an escape there. MessagePack's writer would put another character in its place.
   return JSON.parse(text, text.includes('\\ud') ? wellFormed : undefined)
 }

@@ -17,7 +17,7 @@ type Only<T> = T & { [key in Exclude<KeyOf<Kinds[keyof Kinds]>, keyof T>]?: unde
 export type Output = { [kind in keyof Kinds]: Only<Kinds[kind]> }[keyof Kinds]
 
 export interface ConnectOptions {
-  /** From `submit` to the last reply; 0 or Infinity for no limit. A job whose time is up is withdrawn. Default: an hour. */
+  /** From `submit` to the last reply; Infinity for no limit. A job whose time is up is withdrawn. Default: an hour. */
   timeoutMs?: number
   /** How long one host of the broker may take until the client is connected. Default: ten seconds. */
   connectTimeoutMs?: number

@@ -44,6 +44,26 @@ export class Job {
   }
 }
 
+// What is to be called for each signal: with a listener for each job Node.js would warn of more than ten.
+const aborts = new WeakMap()
+
+// Has this called when the signal is aborted; returns what prevents it.
+function whenAborted(signal, call) {
+  let { calls, listener } = aborts.get(signal) ?? {}
+  if (!calls) {
+    calls = new Set()
+    listener = () => [...calls].forEach((each) => each())
+    aborts.set(signal, { calls, listener })
+    signal.addEventListener('abort', listener)
+  }
+  calls.add(call)
+  return () => {
+    if (!calls.delete(call) || calls.size > 0) return
+    signal.removeEventListener('abort', listener)
+    aborts.delete(signal)
+  }
+}
+
 // A job from the call that makes it until its last reply.
 export class Pending {
   ended = false
@@ -63,9 +83,9 @@ export class Pending {
     this.result = new Promise((resolve, reject) => Object.assign(this, { resolve, reject }))
     // When the job has ended, one way or the other. It also keeps Node.js from reporting an error that no caller asks for.
     this.over = this.result.then(() => {}, () => {})
-    this.endsAt = timeoutMs ? Date.now() + timeoutMs : Infinity
+    this.endsAt = Date.now() + timeoutMs
     this.#step()
-    if (timeoutMs) {
+    if (timeoutMs !== Infinity) {
       const late = () => {
         // Nobody waits for it any more.
         this.withdraw()
@@ -79,8 +99,7 @@ export class Pending {
         this.withdraw()
         this.fail(signal.reason)
       }
-      signal.addEventListener('abort', abort)
-      this.atEnd(() => signal.removeEventListener('abort', abort))
+      this.atEnd(whenAborted(signal, abort))
     }
   }
 

@@ -22,10 +22,10 @@ export function checkId(id) {
   return shortText('id', id)
 }
 
-// A time limit of a job as a timer takes it; 0 for none.
+// A time limit of a job as a timer takes it; Infinity for none.
 export function checkTimeout(timeoutMs) {
   if (typeof timeoutMs !== 'number' || !(timeoutMs >= 0)) throw new InvalidJob(`timeoutMs is ${shown(timeoutMs)}, and has to be at least 0`)
-  return timeoutMs === Infinity ? 0 : Math.min(timeoutMs, TIMER_MS_MAX)
+  return timeoutMs === Infinity ? Infinity : Math.min(timeoutMs, TIMER_MS_MAX)
 }
 
 export function messageProperties({ id, replyTo, userId, priority, expirationMs, batchHint, traceparent, appId, headers, digest, contentType }) {

@@ -56,7 +56,12 @@ const scenarios = {
     assert.ok(steps.length > 1 && steps.at(-1) === 2000, `${steps}`)
     assert.deepEqual((await job.result()).outputs.map(({ json }) => json), texts)
 
-    const many = await Promise.all(Array.from({ length: 2000 }, (_, n) => client.run(MODEL, [`${n}`])))
+    // They may share a signal.
+    const warnings = []
+    process.on('warning', (warning) => warnings.push(warning))
+    const { signal } = new AbortController()
+    const many = await Promise.all(Array.from({ length: 2000 }, (_, n) => client.run(MODEL, [`${n}`], { signal })))
+    assert.deepEqual(warnings, [])
     many.forEach(({ outputs }, n) => assert.deepEqual(outputs, [{ json: `${n}` }]))
     await client.close()
     await assert.rejects(client.run(MODEL, ['x']), vramq.ClientClosed)
@@ -136,7 +141,7 @@ const scenarios = {
     assert.ok(failed instanceof vramq.JobFailed && failed.reason === 'invalid-input' && failed.message.includes('unknown'), `${failed}`)
     const itself = {}
     itself.itself = itself
-    const none = [{ json: 1n }, { json: itself }, { json: '\ud800' }, { json: { '\udc00': 1 } }, { json: () => {} }, '\ud800', 1]
+    const none = [{ json: 1n }, { json: NaN }, { json: itself }, { json: '\ud800' }, { json: { '\udc00': 1 } }, { json: () => {} }, '\ud800', 1]
     for (const wrong of [...none.map((input) => [input]), ['x'.repeat(16 << 20)]]) {
       await assert.rejects(client.run(MODEL, wrong), vramq.InvalidJob)
     }
@@ -157,7 +162,7 @@ const scenarios = {
     assert.deepEqual((await client.run(MODEL, ['a'], { key: MODEL })).outputs, [{ json: 'a' }])
     const itself = {}
     itself.itself = itself
-    const none = [{ json: 1n }, { json: () => {} }, { json: itself }]
+    const none = [{ json: 1n }, { json: () => {} }, { json: itself }, { json: NaN }, { json: { x: [() => {}] } }]
     for (const wrong of [[], ['x'.repeat(16 << 20)], new Array(65_537).fill('x'), [1], [null], ['\ud800'], ...none.map((input) => [input])]) {
       await assert.rejects(client.run(MODEL, wrong), vramq.InvalidJob)
     }
@@ -178,7 +183,10 @@ const scenarios = {
       timeoutMs: [-1, NaN, '1000'],
       traceparent: [7, '\ud800'],
       appId: [7, '', 'x'.repeat(256), '\ud800', null],
-      params: [7, 'ab', [], new Map([['dtype', 'f16']]), { x: 1n }, itself],
+      params: [
+        7, 'ab', [], new Map([['dtype', 'f16']]), { x: 1n }, itself, { x: NaN }, { x: [Infinity] }, { x: () => {} }, { x: Symbol('y') },
+        { x: [undefined] },
+      ],
       headers: [
         7, 'ab', ['a'], { '': 'a' }, { ['x'.repeat(129)]: 'a' }, { x: NaN }, { x: Infinity }, { x: 1n }, { x: () => {} }, { x: Symbol('y') },
         { x: '\ud800' }, { x: new Date() }, { x: new Uint8Array(3) }, { x: 'y'.repeat(65 << 10) }, { x: [[{ y: 1n }]] }, { x: [undefined] }, itself,
@@ -197,6 +205,8 @@ const scenarios = {
     const right = { priority: 255, expirationMs: 60_000, batchHint: 1, timeoutMs: 2 ** 40, headers: { x: ['y', { z: null }], ñ: 1.5, left: undefined } }
     await client.run(MODEL, ['a'], right)
     await client.run(MODEL, ['a'], { timeoutMs: Infinity })
+    const late = await client.run(MODEL, ['a'], { timeoutMs: 0 }).catch((error) => error)
+    assert.ok(late instanceof vramq.JobTimeout || late instanceof vramq.PublishTimeout, `${late}`)
     assert.deepEqual((await client.run(MODEL, ['still here'])).outputs, [{ json: 'still here' }])
     assert.equal(client.reconnects, 0, 'what cannot be published has cost a connection')
     await client.close()

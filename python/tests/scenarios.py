@@ -7,9 +7,12 @@ Exits with 0 if all is as the package's documentation says. tests/tests/client/p
 
 import array
 import asyncio
+import contextlib
 import datetime
 import functools
 import gc
+import importlib.util
+import io
 import json
 import logging
 import multiprocessing
@@ -315,6 +318,8 @@ def failures(url):
         del sys.modules["numpy"]
         if numpy is not None:
             sys.modules["numpy"] = numpy
+        if importlib.util.find_spec("numpy") is not None:
+            assert isinstance(raises(vramq.NoEmbedding, client.run(MODEL, ["a"]).numpy), TypeError)
         for model in ("no such name", "", 7, None):
             raises(vramq.InvalidJob, client.run, model, ["a"])
         itself = {}
@@ -613,7 +618,10 @@ def reconnect(url):
 
             await asyncio.gather(*(lane() for _ in range(32)))
 
-    asyncio.run(asyncio.wait_for(run(), 240))
+    # The program has no logging of its own, and sees nothing of what goes on by itself.
+    with contextlib.redirect_stderr(io.StringIO()) as written:
+        asyncio.run(asyncio.wait_for(run(), 240))
+    assert written.getvalue() == "", written.getvalue()
 
 
 def reply_queue_lost(url):

@@ -15,14 +15,14 @@ from typing_extensions import Self
 
 from .errors import (
     ClientClosed, ConnectError, Disconnected, DownloadError, DuplicateId, Forgotten, InvalidJob, InvalidReply, JobError, JobFailed,
-    JobTimeout, PublishError, PublishRefused, PublishTimeout, QueueFull, ReplyQueueLost, Unroutable, VramqError, Withdrawn,
+    JobTimeout, NoEmbedding, PublishError, PublishRefused, PublishTimeout, QueueFull, ReplyQueueLost, Unroutable, VramqError, Withdrawn,
 )
 from .models import Bytes, Cancelled, Embedding, File, InvalidInput, Item, Json, Model, OutOfMemory, Uri, serve
 
 __all__ = [
     "AsyncClient", "AsyncJob", "Bytes", "Cancelled", "Client", "ClientClosed", "ConnectError", "Disconnected", "DownloadError",
     "DuplicateId", "Embedding", "File", "Forgotten", "InvalidInput", "InvalidJob", "InvalidReply", "Item", "Job", "JobError",
-    "JobFailed", "JobTimeout", "Json", "Model", "OutOfMemory", "PublishError", "PublishRefused", "PublishTimeout", "QueueFull",
+    "JobFailed", "JobTimeout", "Json", "Model", "NoEmbedding", "OutOfMemory", "PublishError", "PublishRefused", "PublishTimeout", "QueueFull",
     "ReplyQueueLost", "Result", "Sparse", "Unroutable", "Uri", "VramqError", "Withdrawn", "download", "download_file", "serve",
 ]
 

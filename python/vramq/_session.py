@@ -1,6 +1,7 @@
 """The connections of a client to the broker: how they are opened, watched and closed."""
 
 import asyncio
+import logging
 import re
 import ssl
 from urllib.parse import unquote
@@ -13,6 +14,10 @@ from yarl import URL
 
 from . import _wire
 from .errors import ConnectError
+
+# They log each lost connection with a traceback, and Python would write that to standard error in programs without a logging of their own.
+for _library in ("aiormq", "aio_pika"):
+    logging.getLogger(_library).addHandler(logging.NullHandler())
 
 # Unacknowledged replies: with 64 to 256 a consumer reaches the broker's full rate.
 REPLY_PREFETCH = 128

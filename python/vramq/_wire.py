@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .errors import InvalidJob
+from .errors import InvalidJob, NoEmbedding
 from .models import Bytes, Embedding, Json, Uri
 
 JOBS_EXCHANGE = "vramq.jobs"
@@ -344,6 +344,6 @@ def stack(outputs):
     numpy = numpy_or_why()
     other = next((type(output).__name__ for output in outputs if not isinstance(output, Embedding)), None)
     if other is not None:
-        raise TypeError(f"an output is a {other}, not an embedding")
+        raise NoEmbedding(f"an output is a {other}, not an embedding")
     dtype = numpy.float16 if outputs and outputs[0].dtype == "f16" else numpy.float32
     return numpy.array([output.values for output in outputs], dtype=dtype)

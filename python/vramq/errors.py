@@ -4,7 +4,7 @@ from typing import Any, List
 
 __all__ = [
     "ClientClosed", "ConnectError", "Disconnected", "DownloadError", "DuplicateId", "Forgotten", "InvalidJob", "InvalidReply",
-    "JobError", "JobFailed", "JobTimeout", "PublishError", "PublishRefused", "PublishTimeout", "QueueFull", "ReplyQueueLost",
+    "JobError", "JobFailed", "JobTimeout", "NoEmbedding", "PublishError", "PublishRefused", "PublishTimeout", "QueueFull", "ReplyQueueLost",
     "Unroutable", "VramqError", "Withdrawn",
 ]
 
@@ -119,6 +119,10 @@ class Forgotten(JobError):
 
 class InvalidReply(JobError):
     """A message in the reply queue names this job and is no reply of the contract."""
+
+
+class NoEmbedding(VramqError, TypeError):
+    """The outputs of `embed` or `Result.numpy()` are not all embeddings: the model makes something else."""
 
 
 class DownloadError(VramqError):
