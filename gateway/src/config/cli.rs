@@ -25,7 +25,7 @@ Example:
 
 Exit codes:
   0 drained, or done · 1 requests were cut off at the end of the drain · 2 usage or configuration
-  3 broker unreachable at start")]
+  3 broker unreachable, or refuses the login, at start")]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -41,7 +41,7 @@ Examples:
 
 Exit codes:
   0 drained · 1 requests were cut off at the end of the drain · 2 usage or configuration
-  3 broker unreachable at start")]
+  3 broker unreachable, or refuses the login, at start")]
     Run(Options),
     /// Read the configuration and the files that it names, report all faults, and do nothing else.
     #[command(after_help = "\

@@ -24,8 +24,8 @@ Example:
   vramq-worker run --model minilm=models/all-MiniLM-L6-v2
 
 Exit codes:
-  0 drained, or done · 1 killed while draining · 2 usage or configuration · 3 broker unreachable at start
-  4 device or model unusable · 5 restart wanted")]
+  0 drained, or done · 1 killed while draining · 2 usage or configuration
+  3 broker unreachable, or refuses the login, at start · 4 device or model unusable · 5 restart wanted")]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -41,7 +41,8 @@ Examples:
 
 Exit codes:
   0 drained · 1 killed while draining · 2 usage or configuration, or queues with other arguments
-  3 broker unreachable at start · 4 device or model unusable, or no job fits · 5 restart wanted")]
+  3 broker unreachable, or refuses the login, at start · 4 device or model unusable, or no job fits
+  5 restart wanted")]
     Run(Options),
     /// Load the models, run some passes, and show devices, memory, weights, bytes per job, slots and jobs per second; does not
     /// consume.
