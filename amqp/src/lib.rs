@@ -29,7 +29,7 @@ mod withdrawals;
 pub use address::{Address, BrokerHost, ConnectError, InvalidAddress};
 pub use confirms::PublishOutcome;
 pub use credentials::{Credentials, InvalidCredentials};
-pub use environment::misspelt;
+pub use environment::{NAME, Unread, Vocabulary, is_read};
 pub use last_error::LastError;
 pub use ledger::{OnItsWay, SLOWEST_FADES, UnknownOutcome};
 pub use monitor::{Depth, is_missing, next_delivery, queue_depth, reply_code, subscribe_to_heartbeats};

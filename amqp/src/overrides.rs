@@ -1,8 +1,6 @@
 //! Applies environment variables and flags over a configuration file, by dotted key. Worker and gateway share these rules.
 
-use std::ffi::OsStr;
-
-use crate::environment::misspelt;
+use crate::environment::{Unread, Vocabulary};
 
 /// Values that override those of a file, the strongest last, and the faults in them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -10,34 +8,31 @@ pub struct Overrides {
     pub values: Vec<(String, String)>,
     /// What was given, and what is wrong with it.
     pub faults: Vec<(String, String)>,
+    /// Variables that look like vramq's and that nothing reads; for the log.
+    pub unknown: Vec<String>,
 }
 
 impl Overrides {
     /// Reads this process's variables. With the prefix `VRAMQ__`, `VRAMQ__BROKER__URL` sets `broker.url`, and
-    /// `VRAMQ__MODEL__MiniLM__PATH` sets `model.MiniLM.path`. Variables that look like one of `known`, or like one with the prefix,
-    /// and are none, are faults.
-    pub fn of_environment<'a>(prefix: &str, known: impl IntoIterator<Item = &'a OsStr>) -> Self {
+    /// `VRAMQ__MODEL__MiniLM__PATH` sets `model.MiniLM.path`. Misspelt variables are faults.
+    pub fn of_environment(vocabulary: &Vocabulary) -> Self {
         let variables = std::env::vars_os().filter_map(|(name, value)| {
             Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
         });
-        Self::of(variables.collect(), prefix, known)
+        Self::of(variables.collect(), vocabulary)
     }
 
-    fn of<'a>(
-        variables: Vec<(String, String)>,
-        prefix: &str,
-        known: impl IntoIterator<Item = &'a OsStr>,
-    ) -> Self {
-        let known: Vec<_> = known.into_iter().filter_map(|name| name.to_str().map(str::to_owned)).collect();
-        let names = variables.iter().map(|(name, _)| name.clone());
-        let faults = misspelt(names, &known, prefix)
+    fn of(variables: Vec<(String, String)>, vocabulary: &Vocabulary) -> Self {
+        let unread = Unread::of(variables.clone(), vocabulary);
+        let faults = unread
+            .misspelt
             .into_iter()
             .map(|(name, meant)| (format!("variable {name}"), format!("is unknown; did you mean {meant}?")))
             .collect();
         let values = variables
             .into_iter()
-            .filter_map(|(name, value)| Some((dotted(name.strip_prefix(prefix)?), value)));
-        Self { values: values.collect(), faults }
+            .filter_map(|(name, value)| Some((dotted(name.strip_prefix(&vocabulary.prefix)?), value)));
+        Self { values: values.collect(), faults, unknown: unread.unknown }
     }
 
     /// Adds the value of a flag that stands for one key, if it was given.
@@ -101,7 +96,12 @@ mod tests {
     fn variables_come_first_then_flags_and_what_is_wrong_is_kept() {
         let variables =
             vec![pair("VRAMQ__BROKER__URL", "a"), pair("VRAMQ_BROKER_URI", "b"), pair("HOME", "/")];
-        let mut overrides = Overrides::of(variables, "VRAMQ__", [OsStr::new("VRAMQ_BROKER_URL")]);
+        let vocabulary = Vocabulary {
+            variables: vec!["VRAMQ_BROKER_URL".to_owned()],
+            prefix: "VRAMQ__".to_owned(),
+            keys: Vec::new(),
+        };
+        let mut overrides = Overrides::of(variables, &vocabulary);
         overrides.flag("broker.url", Some(&"c".to_owned()));
         overrides.flag("broker.ca", None);
         overrides.pair("--set", "http.listen=x=y", str::to_owned);

@@ -29,7 +29,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
-use vramq_amqp::misspelt;
+use vramq_amqp::{Unread, Vocabulary};
 use vramq_program::{Completions, Manual, completions_help, log_filter, manual_help};
 
 /// In the static programs of a release, because musl's own allocator takes one lock for all threads.
@@ -71,7 +71,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    if let Some((name, meant)) = misspelt_variable() {
+    let unread = unread_variables();
+    if let Some((name, meant)) = unread.misspelt.first() {
         eprintln!("error: the environment variable {name} is unknown; did you mean {meant}?");
         return exit::USAGE.into();
     }
@@ -93,6 +94,9 @@ fn main() -> ExitCode {
         .with_target(false)
         .with_ansi(!plain && std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
+    for name in &unread.unknown {
+        eprintln!("warning: nothing of vramq reads the environment variable {name}");
+    }
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -137,13 +141,22 @@ fn done(result: Result<(), String>) -> u8 {
     }
 }
 
-/// The first variable that looks like one of the flags' and is none, and what was probably meant.
-fn misspelt_variable() -> Option<(String, String)> {
+/// The variables that begin as vramq's do, and that nothing reads.
+fn unread_variables() -> Unread {
+    let set = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())));
+    // Keys of a worker's configuration may be set, too: they are the worker's to check.
+    Unread::of(
+        set,
+        &Vocabulary { variables: variables(), prefix: "VRAMQ__".to_owned(), ..Vocabulary::default() },
+    )
+}
+
+/// The variables of all flags.
+fn variables() -> Vec<String> {
     let mut known = vec![LOG_VARIABLE.to_owned()];
     collect_variables(&Cli::command(), &mut known);
-    let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    // Keys of a worker's configuration may be set, too: they are the worker's to check.
-    misspelt(set, &known, "VRAMQ__").into_iter().next()
+    known
 }
 
 fn collect_variables(command: &clap::Command, known: &mut Vec<String>) {
@@ -158,6 +171,13 @@ fn collect_variables(command: &clap::Command, known: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Worker and gateway leave these alone.
+    #[test]
+    fn every_variable_is_in_the_list_of_all_programs() {
+        let unlisted: Vec<_> = variables().into_iter().filter(|name| !vramq_amqp::is_read(name)).collect();
+        assert!(unlisted.is_empty(), "{unlisted:?}");
+    }
 
     /// clap checks the arguments of a subcommand only when it is called.
     #[test]

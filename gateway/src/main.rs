@@ -72,15 +72,14 @@ fn main() -> ExitCode {
         Command::NewKey { name } => new_key(&name),
         Command::Completions(completions) => completions.write::<Cli>().map(|()| Exit::Drained),
         Command::Man(manual) => manual.write::<Cli>().map(|()| Exit::Drained),
-        Command::CheckConfig(options) => read(&options).map(|config| {
+        Command::CheckConfig(options) => prepare(&options).map(|config| {
             println!(
                 "the configuration is right: listening on {}, broker {}",
                 config.http.listen, config.broker.address
             );
             Exit::Drained
         }),
-        Command::Run(options) => read(&options).and_then(|config| {
-            init_logs(&options)?;
+        Command::Run(options) => prepare(&options).and_then(|config| {
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .enable_all()
                 .build()
@@ -112,7 +111,9 @@ fn new_key(name: &str) -> Result<Exit, String> {
 }
 
 /// Reads the configuration and the files that it names.
-fn read(options: &Options) -> Result<Config, String> {
+fn prepare(options: &Options) -> Result<Config, String> {
+    // Reading the configuration may log.
+    init_logs(options)?;
     options.read().map_err(|e: Invalid| e.to_string())
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use vramq_amqp::Overrides;
+use vramq_amqp::{Overrides, Vocabulary};
 use vramq_program::{
     BrokerOptions, Completions, LogFormat, Manual, completions_help, log_filter, manual_help, read_text,
 };
@@ -108,7 +108,10 @@ impl Options {
             faults.push(Fault { key: name.clone(), what });
             String::new()
         });
-        let Overrides { values, faults: more } = self.overrides();
+        let Overrides { values, faults: more, unknown } = self.overrides();
+        for name in unknown {
+            tracing::warn!("nothing of vramq reads the environment variable {name}");
+        }
         faults.extend(more.into_iter().map(|(key, what)| Fault { key, what }));
         match Config::read_named(&name, &text, values) {
             Ok(config) if faults.is_empty() => Ok(config),
@@ -117,10 +120,21 @@ impl Options {
         }
     }
 
-    fn overrides(&self) -> Overrides {
+    /// The variables of the flags.
+    fn variables() -> Vec<String> {
         let command = Self::augment_args(clap::Command::new(""));
-        let known = command.get_arguments().filter_map(clap::Arg::get_env);
-        let mut overrides = Overrides::of_environment(ENVIRONMENT_PREFIX, known);
+        let variables =
+            command.get_arguments().filter_map(|flag| flag.get_env()?.to_str().map(str::to_owned));
+        variables.collect()
+    }
+
+    fn overrides(&self) -> Overrides {
+        let vocabulary = Vocabulary {
+            variables: Self::variables(),
+            prefix: ENVIRONMENT_PREFIX.to_owned(),
+            keys: Config::keys(),
+        };
+        let mut overrides = Overrides::of_environment(&vocabulary);
         let own = [("http.listen", &self.listen), ("http.keys", &self.keys)];
         for (key, value) in self.broker.keys().into_iter().chain(own) {
             overrides.flag(key, value.as_ref());
@@ -129,5 +143,42 @@ impl Options {
             overrides.pair("--set", pair, str::to_owned);
         }
         overrides
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The other programs leave these alone.
+    #[test]
+    fn every_variable_is_in_the_list_of_all_programs() {
+        let variables = Options::variables();
+        assert!(!variables.is_empty());
+        let unlisted: Vec<_> = variables.iter().filter(|name| !vramq_amqp::is_read(name)).collect();
+        assert!(unlisted.is_empty(), "{unlisted:?}");
+    }
+
+    #[test]
+    fn the_keys_of_the_page_are_known() {
+        let page = include_str!("../../../docs/http.md");
+        let known = Config::keys();
+        let (_, page) = page.split_once("## Configuration").unwrap();
+        let mut table = String::new();
+        let mut seen = 0;
+        for line in page.lines().skip_while(|line| !line.starts_with("```toml")).skip(1) {
+            let line = line.strip_prefix("# ").unwrap_or(line);
+            if line.starts_with("```") {
+                break;
+            }
+            if let Some((name, _)) = line.strip_prefix('[').and_then(|line| line.split_once(']')) {
+                table = name.replace("model.nomic", "model.NAME");
+            } else if let Some((key, _)) = line.split_once(" = ").filter(|(key, _)| !key.contains(' ')) {
+                let key = format!("{table}.{key}");
+                assert!(known.contains(&key), "{key} is not in {known:?}");
+                seen += 1;
+            }
+        }
+        assert!(seen > 35, "{seen} keys");
     }
 }

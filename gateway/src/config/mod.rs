@@ -115,42 +115,55 @@ impl Config {
         for (key, value) in overrides {
             values.set(key, value);
         }
-        let broker = broker::broker(&mut values);
-        let has_keys = values.has("http.keys");
-        let http = http(&mut values);
-        let limits = limits::limits(&mut values, has_keys);
-        let results = results::results(&mut values, has_keys);
-        let kept = results.store.as_ref().map(|store| &store.place);
-        let files = files::files(&mut values, kept, has_keys);
-        let outputs = place::apart(&mut values, &place::OUTPUTS, kept);
-        if let Some(place) = &outputs {
-            place::check_folder(&mut values, &place::OUTPUTS, place, no_folder);
-        }
-        let operator = operator::operator(&mut values, broker.as_ref(), http.as_ref());
-        let tei = TeiModels {
-            embed: model(&mut values, "tei.embed"),
-            embed_sparse: model(&mut values, "tei.embed_sparse"),
-            rerank: model(&mut values, "tei.rerank"),
-            predict: model(&mut values, "tei.predict"),
-        };
-        let vocabulary = vocabulary(&mut values);
-        let matryoshka: BTreeMap<_, _> = values.flags_by_name("model", "matryoshka");
+        let config = Self::take(&mut values);
         let faults = values.finish();
-        match (broker, http) {
-            (Some(broker), Some(http)) if faults.is_empty() => Ok(Self {
-                broker,
-                http,
-                limits,
-                results,
-                files,
-                outputs,
-                operator,
-                tei,
-                vocabulary,
-                matryoshka: matryoshka.into_iter().filter_map(|(name, may)| may.then_some(name)).collect(),
-            }),
+        match config {
+            Some(config) if faults.is_empty() => Ok(config),
             _ => Err(Invalid(faults)),
         }
+    }
+
+    /// The dotted keys, with `NAME` for a model's name.
+    pub fn keys() -> Vec<String> {
+        let mut values = Values::default();
+        Self::take(&mut values);
+        values.keys()
+    }
+
+    /// Takes every value; `None` without what it takes to serve anything.
+    fn take(values: &mut Values) -> Option<Self> {
+        let broker = broker::broker(values);
+        let has_keys = values.has("http.keys");
+        let http = http(values);
+        let limits = limits::limits(values, has_keys);
+        let results = results::results(values, has_keys);
+        let kept = results.store.as_ref().map(|store| &store.place);
+        let files = files::files(values, kept, has_keys);
+        let outputs = place::apart(values, &place::OUTPUTS, kept);
+        if let Some(place) = &outputs {
+            place::check_folder(values, &place::OUTPUTS, place, no_folder);
+        }
+        let operator = operator::operator(values, broker.as_ref(), http.as_ref());
+        let tei = TeiModels {
+            embed: model(values, "tei.embed"),
+            embed_sparse: model(values, "tei.embed_sparse"),
+            rerank: model(values, "tei.rerank"),
+            predict: model(values, "tei.predict"),
+        };
+        let vocabulary = vocabulary(values);
+        let matryoshka: BTreeMap<_, _> = values.flags_by_name("model", "matryoshka");
+        Some(Self {
+            broker: broker?,
+            http: http?,
+            limits,
+            results,
+            files,
+            outputs,
+            operator,
+            tei,
+            vocabulary,
+            matryoshka: matryoshka.into_iter().filter_map(|(name, may)| may.then_some(name)).collect(),
+        })
     }
 }
 

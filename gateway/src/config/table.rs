@@ -139,11 +139,17 @@ impl Values {
         flags
     }
 
+    /// The keys that were asked for, and those of models.
+    pub fn keys(&self) -> Vec<String> {
+        let of_models = format!("model.{}.matryoshka", vramq_amqp::NAME);
+        self.known.iter().map(|key| (*key).to_owned()).chain([of_models]).collect()
+    }
+
     /// Ends the reading: each remaining key is unknown, and so a fault.
     pub fn finish(mut self) -> Vec<Fault> {
-        let known = self.known.join(", ");
+        let known = self.keys().join(", ");
         for key in std::mem::take(&mut self.left).into_keys() {
-            self.fault(key, format!("is not a known key; there are {known}, model.NAME.matryoshka"));
+            self.fault(key, format!("is not a known key; there are {known}"));
         }
         self.faults
     }

@@ -18,6 +18,7 @@ on_one_setup!(
     without_an_authority_no_object_store_is_reached_by_tls,
     flags_are_over_the_environment_and_that_is_over_the_file,
     misspelt_variables_are_refused_with_what_was_meant,
+    variables_of_others_stop_no_program,
     no_broker,
     a_broker_that_refuses,
     a_reply_queue_of_the_users_own_must_exist,
@@ -200,6 +201,52 @@ async fn misspelt_variables_are_refused_with_what_was_meant(_: &mut TestEnv) -> 
         let ended = run_to_end(mistyped).await?;
         ensure!(ended.code == Some(2), "{program}: {ended:?}");
         has_all(&ended.stderr, &["VRAMQ_BORKER_URL", "VRAMQ_BROKER_URL"])?;
+    }
+    let [worker, gateway, _] = runs;
+    for ((program, arguments), name, meant) in [
+        (worker, "VRAMQ_DEVICE_KIND", "VRAMQ__DEVICE__KIND"),
+        (worker, "VRAMQ_BROKER_QUEUE_TYPE", "VRAMQ__BROKER__QUEUE_TYPE"),
+        (worker, "VRAMQ_WORKER_DRAIN_S", "VRAMQ__WORKER__DRAIN_S"),
+        (worker, "VRAMQ_SLOTS_MAX", "VRAMQ__MODEL__NAME__SLOTS_MAX"),
+        (gateway, "VRAMQ_GATEWAY_HTTP_LISTEN", "VRAMQ_GATEWAY__HTTP__LISTEN"),
+        (gateway, "VRAMQ_HTTP_REQUEST_S", "VRAMQ_GATEWAY__HTTP__REQUEST_S"),
+    ] {
+        let mut mistyped = command(program)?;
+        mistyped.args(arguments).env(name, "5");
+        let ended = run_to_end(mistyped).await?;
+        ensure!(ended.code == Some(2), "{name}: {ended:?}");
+        has_all(&ended.stderr, &[name, &format!("did you mean {meant}?")])?;
+    }
+    Ok(())
+}
+
+async fn variables_of_others_stop_no_program(_: &mut TestEnv) -> Result<()> {
+    let runs: [(&str, &[&str]); 2] = [
+        ("vramq-worker", &["check-config", "--set", "model.echo.engine=echo"]),
+        ("vramq-gateway", &["check-config"]),
+    ];
+    let of_others = [
+        ("VRAMQ_GATEWAY_SERVICE_HOST", "10.0.0.7"),
+        ("VRAMQ_GATEWAY_SERVICE_PORT", "80"),
+        ("VRAMQ_GATEWAY_PORT", "tcp://10.0.0.7:80"),
+        ("VRAMQ_GATEWAY_PORT_80_TCP_ADDR", "10.0.0.7"),
+        ("VRAMQ_MEMORY_MIB", "512"),
+        ("VRAMQ_MODEL", "echo"),
+        ("VRAMQ_USER", "vramq"),
+        ("VRAMQ_AMQP_PORT", "5672"),
+        ("VRAMQ_TEST_AMQP_URL", "amqp://nowhere"),
+    ];
+    for (program, arguments) in runs {
+        let mut plain = command(program)?;
+        plain.args(arguments).envs(of_others);
+        let ended = run_to_end(plain).await?;
+        ensure!(ended.code == Some(0) && ended.stderr.is_empty(), "{program}: {ended:?}");
+        // One that is like nothing of vramq's is a stranger's, or a setting that there is not: the log has it.
+        let mut unknown = command(program)?;
+        unknown.args(arguments).env("VRAMQ_FOO", "1");
+        let ended = run_to_end(unknown).await?;
+        ensure!(ended.code == Some(0), "{program}: {ended:?}");
+        has_all(&ended.stderr, &["WARN", "VRAMQ_FOO"])?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
-use vramq_amqp::Overrides;
+use vramq_amqp::{Overrides, Vocabulary};
 use vramq_program::{
     BrokerOptions, Completions, LogFormat, Manual, completions_help, log_filter, manual_help, read_text,
 };
@@ -118,7 +118,10 @@ impl Options {
         let text = self.config.as_ref().and_then(|file| {
             read_text(file).map_err(|what| faults.push(ConfigFault { key: name.clone(), what })).ok()
         });
-        let Overrides { values, faults: more } = self.overrides();
+        let Overrides { values, faults: more, unknown } = self.overrides();
+        for name in unknown {
+            tracing::warn!("nothing of vramq reads the environment variable {name}");
+        }
         faults.extend(more.into_iter().map(|(key, what)| ConfigFault { key, what }));
         let folder = self.config.as_deref().map_or(Path::new("."), folder_of);
         match Config::read_in(folder, &name, text.as_deref(), &values) {
@@ -131,10 +134,21 @@ impl Options {
         }
     }
 
-    fn overrides(&self) -> Overrides {
+    /// The variables of the flags.
+    fn variables() -> Vec<String> {
         let command = Self::augment_args(clap::Command::new(""));
-        let known = command.get_arguments().filter_map(clap::Arg::get_env);
-        let mut overrides = Overrides::of_environment(ENVIRONMENT_PREFIX, known);
+        let variables =
+            command.get_arguments().filter_map(|flag| flag.get_env()?.to_str().map(str::to_owned));
+        variables.collect()
+    }
+
+    fn overrides(&self) -> Overrides {
+        let vocabulary = Vocabulary {
+            variables: Self::variables(),
+            prefix: ENVIRONMENT_PREFIX.to_owned(),
+            keys: super::keys(),
+        };
+        let mut overrides = Overrides::of_environment(&vocabulary);
         let own = [
             ("worker.name", &self.name),
             ("device.cpu.memory_mib", &self.memory_mib),
@@ -162,6 +176,38 @@ fn folder_of(file: &Path) -> &Path {
 mod tests {
     use super::*;
     use crate::config::EngineConfig;
+
+    /// The other programs leave these alone.
+    #[test]
+    fn every_variable_is_in_the_list_of_all_programs() {
+        let variables = Options::variables();
+        assert!(!variables.is_empty());
+        let unlisted: Vec<_> = variables.iter().filter(|name| !vramq_amqp::is_read(name)).collect();
+        assert!(unlisted.is_empty(), "{unlisted:?}");
+    }
+
+    /// A key that the reader knows and the page does not, or the other way round, would not be recognised in a misspelt variable.
+    #[test]
+    fn the_keys_of_the_page_are_known() {
+        let page = include_str!("../../../docs/configuration.md");
+        let known = crate::config::keys();
+        let mut table = String::new();
+        let mut seen = 0;
+        for line in page.lines().skip_while(|line| !line.starts_with("```toml")).skip(1) {
+            let line = line.strip_prefix("# ").unwrap_or(line);
+            if line.starts_with("```") {
+                break;
+            }
+            if let Some((name, _)) = line.strip_prefix('[').and_then(|line| line.split_once(']')) {
+                table = name.replace("model.minilm", "model.NAME").replace("store.in", "store.NAME");
+            } else if let Some((key, _)) = line.split_once(" = ").filter(|(key, _)| !key.contains(' ')) {
+                let key = format!("{table}.{key}");
+                assert!(known.contains(&key), "{key} is not in {known:?}");
+                seen += 1;
+            }
+        }
+        assert!(seen > 50, "{seen} keys");
+    }
 
     #[test]
     fn programs_run_in_the_folder_of_the_file_also_if_that_is_a_bare_name() {

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use toml::Table;
+use vramq_amqp::NAME;
 use vramq_core::poison_policy::PoisonPolicy;
 use vramq_core::settings::QueueFacts;
 use vramq_program::toml_fault;
@@ -201,6 +202,22 @@ impl Config {
             _ => Err(Invalid(faults)),
         }
     }
+}
+
+/// The dotted keys that variables and flags may set, with [`NAME`] for the names of models and stores. What a program's own variables
+/// (`model.NAME.env.…`) are called is its affair.
+pub fn keys() -> Vec<String> {
+    let faults = Faults::default();
+    let mut table = Table::new();
+    // A model and a store, so that their keys are asked for; the values do not matter.
+    for (path, value) in [("model.NAME.engine", "echo"), ("store.NAME.url", "file:///")] {
+        let put = read::put(&mut table, path, value);
+        debug_assert!(put.is_ok(), "{path}");
+    }
+    let place = Place { folder: PathBuf::new(), scratch: PathBuf::new() };
+    read::config(Section::root(table, faults.clone()), &place);
+    let of_programs = process::plain_keys().map(|key| format!("model.{NAME}.{key}"));
+    faults.asked().into_iter().chain(of_programs).collect()
 }
 
 #[cfg(test)]

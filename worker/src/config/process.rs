@@ -30,6 +30,11 @@ const NOT_TEXTS: [&str; 14] = [
 /// The same within the table `vram`. All values of `env` are texts.
 const NOT_TEXTS_OF_VRAM: [&str; 3] = ["base_mib", "mib_per_unit", "learn"];
 
+/// The keys of a program that have one value.
+pub(super) fn plain_keys() -> impl Iterator<Item = &'static str> {
+    NOT_TEXTS.into_iter().filter(|key| !["env", "vram", "rule"].contains(key))
+}
+
 /// Reads the rest of a model's section, without the keys that every model has.
 pub(super) fn engine(name: &str, key: &str, section: Section, place: &Place) -> Option<EngineConfig> {
     let faults = section.faults();

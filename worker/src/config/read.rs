@@ -294,9 +294,9 @@ fn model(
         true => (process::engine(name, &key, section, place), None),
         false => {
             let is_set = section.has("pass_tokens");
-            let pass_tokens = is_set.then(|| at_least_one(&mut section, "pass_tokens", 1) as usize);
+            let pass_tokens = at_least_one(&mut section, "pass_tokens", 1) as usize;
             section.finish();
-            (engine, pass_tokens)
+            (engine, is_set.then_some(pass_tokens))
         }
     };
     Some(ModelConfig {

@@ -1,6 +1,7 @@
 //! A table of the configuration while it is read: takes keys out by type and collects every fault.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::rc::Rc;
@@ -28,6 +29,8 @@ pub struct Faults {
     found: Rc<RefCell<Vec<Fault>>>,
     /// Things that this machine lacks.
     missing: Rc<RefCell<Vec<Fault>>>,
+    /// The dotted paths of the keys that were asked for, whether they were set or not.
+    asked: Rc<RefCell<BTreeSet<String>>>,
 }
 
 impl Faults {
@@ -39,6 +42,11 @@ impl Faults {
     /// other faults, so that nobody finds out about it only after fixing those. Without other faults it is not reported.
     pub fn add_missing(&self, key: impl Into<String>, what: impl Into<String>) {
         self.missing.borrow_mut().push(Fault { key: key.into(), what: what.into() });
+    }
+
+    /// The dotted paths of the keys that a value was asked of.
+    pub fn asked(&self) -> BTreeSet<String> {
+        self.asked.borrow().clone()
     }
 
     pub fn into_vec(self) -> Vec<Fault> {
@@ -90,6 +98,7 @@ impl Section {
     /// Removes and reads a value. `None` if it is absent; if it is wrong, also adds a fault.
     pub fn take<T: FromValue>(&mut self, key: &'static str) -> Option<T> {
         self.known.push(key);
+        self.faults.asked.borrow_mut().insert(self.key(key));
         let value = self.table.remove(key)?;
         let found = shown(&value);
         let taken = T::from_value(value);

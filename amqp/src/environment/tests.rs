@@ -1,0 +1,127 @@
+use super::*;
+
+fn vocabulary(prefix: &str, variables: &[&str], keys: &[&str]) -> Vocabulary {
+    Vocabulary {
+        variables: variables.iter().map(|name| format!("{PREFIX}{name}")).collect(),
+        prefix: prefix.to_owned(),
+        keys: keys.iter().map(|key| (*key).to_owned()).collect(),
+    }
+}
+
+fn worker() -> Vocabulary {
+    let keys = [
+        "broker.queue_type",
+        "device.kind",
+        "device.cpu.memory_mib",
+        "worker.drain_s",
+        "model.NAME.slots_max",
+        "model.NAME.path",
+        "store.NAME.url",
+    ];
+    vocabulary("VRAMQ__", &["BROKER_URL", "BROKER_CA", "LOG", "LOG_FORMAT", "MEMORY_MIB"], &keys)
+}
+
+fn gateway() -> Vocabulary {
+    vocabulary("VRAMQ_GATEWAY__", &["BROKER_URL", "GATEWAY_LISTEN"], &["http.listen", "http.request_s"])
+}
+
+fn unread(name: &str, vocabulary: &Vocabulary) -> Unread {
+    Unread::of([(name.to_owned(), "5".to_owned())], vocabulary)
+}
+
+#[test]
+fn a_misspelt_variable_is_found_with_what_was_meant() {
+    for (name, meant) in [
+        ("VRAMQ_BROKR_URL", "VRAMQ_BROKER_URL"),
+        ("VRAMQ_BORKER_ULR", "VRAMQ_BROKER_URL"),
+        ("VRAMQ_LOGS", "VRAMQ_LOG"),
+        ("VRAMQ_MEMROY_MIB", "VRAMQ_MEMORY_MIB"),
+        ("VRAMQ_DEVICE__CPU__MEMORY_MIB", "VRAMQ__DEVICE__CPU__MEMORY_MIB"),
+        // One underscore between the words of a key.
+        ("VRAMQ_DEVICE_KIND", "VRAMQ__DEVICE__KIND"),
+        ("VRAMQ_BROKER_QUEUE_TYPE", "VRAMQ__BROKER__QUEUE_TYPE"),
+        ("VRAMQ_WORKER_DRAIN_S", "VRAMQ__WORKER__DRAIN_S"),
+        ("VRAMQ_DEVICE_CPU_MEMORY_MIB", "VRAMQ__DEVICE__CPU__MEMORY_MIB"),
+        ("VRAMQ_MODEL_bge_Small_SLOTS_MAX", "VRAMQ__MODEL__bge_Small__SLOTS_MAX"),
+        ("VRAMQ_MODEL_PATH", "VRAMQ__MODEL__NAME__PATH"),
+        // Only a key's last words.
+        ("VRAMQ_SLOTS_MAX", "VRAMQ__MODEL__NAME__SLOTS_MAX"),
+        ("VRAMQ_DRAIN_S", "VRAMQ__WORKER__DRAIN_S"),
+        // A key with an error in it.
+        ("VRAMQ_DEVICE_KNID", "VRAMQ__DEVICE__KIND"),
+        ("VRAMQ_WORKER_DRAIN", "VRAMQ__WORKER__DRAIN_S"),
+    ] {
+        assert_eq!(unread(name, &worker()).misspelt, [(name.to_owned(), meant.to_owned())]);
+    }
+    for (name, meant) in [
+        ("VRAMQ_GATEWAY_HTTP__REQUEST_S", "VRAMQ_GATEWAY__HTTP__REQUEST_S"),
+        ("VRAMQ_GATEWAY_HTTP_LISTEN", "VRAMQ_GATEWAY__HTTP__LISTEN"),
+        ("VRAMQ_GATEWAY_LISTN", "VRAMQ_GATEWAY_LISTEN"),
+        ("VRAMQ_HTTP_REQUEST_S", "VRAMQ_GATEWAY__HTTP__REQUEST_S"),
+    ] {
+        assert_eq!(unread(name, &gateway()).misspelt, [(name.to_owned(), meant.to_owned())]);
+    }
+}
+
+#[test]
+fn variables_that_other_programs_read_are_left_alone() {
+    let left = Unread::default();
+    for name in [
+        "VRAMQ_BROKER_URL",
+        "VRAMQ__BROKER__URL",
+        "VRAMQ_WORKER_NAME",
+        "VRAMQ_USER",
+        "VRAMQ_HTTP_PORT",
+        "VRAMQ_MODEL",
+        "VRAMQ_READ_ONLY",
+        "VRAMQ_FD",
+        "VRAMQ_TEST_AMQP_URL",
+        "VRAMQ_RABBITMQ_FOLDERS",
+        "VRAMQ_BENCH_PYTHON",
+        "XVRAMQ_LOGS",
+    ] {
+        assert_eq!(
+            (unread(name, &worker()), unread(name, &gateway())),
+            (left.clone(), left.clone()),
+            "{name}"
+        );
+    }
+    // Only the gateway knows which of these are right.
+    for name in ["VRAMQ_GATEWAY__HTTP__LISTEN", "VRAMQ_GATEWAY_HTTP_LISTEN", "VRAMQ_GATEWAY_ANYTHING"] {
+        assert_eq!(unread(name, &worker()), left, "{name}");
+    }
+}
+
+#[test]
+fn variables_that_kubernetes_makes_for_services_are_left_alone() {
+    for service in ["VRAMQ", "VRAMQ_GATEWAY", "VRAMQ_WORKER", "VRAMQ_DEVICE_KIND"] {
+        for (end, value) in [
+            ("SERVICE_HOST", "10.0.0.7"),
+            ("SERVICE_PORT", "80"),
+            ("SERVICE_PORT_HTTP", "80"),
+            ("PORT", "tcp://10.0.0.7:80"),
+            ("PORT_80_TCP", "tcp://10.0.0.7:80"),
+            ("PORT_80_TCP_PROTO", "tcp"),
+            ("PORT_80_TCP_PORT", "80"),
+            ("PORT_80_TCP_ADDR", "10.0.0.7"),
+        ] {
+            let name = format!("{service}_{end}");
+            for program in [worker(), gateway()] {
+                let found = Unread::of([(name.clone(), value.to_owned())], &program);
+                assert_eq!(found, Unread::default(), "{name}");
+            }
+        }
+    }
+    // A person's.
+    assert_eq!(unread("VRAMQ_GATEWAY_PORT", &gateway()).unknown, ["VRAMQ_GATEWAY_PORT"]);
+}
+
+#[test]
+fn a_name_like_nothing_is_unknown_but_may_be_a_strangers() {
+    for name in ["VRAMQ_FOO", "VRAMQ_URL", "VRAMQ_TENANT"] {
+        let unknown = Unread { unknown: vec![name.to_owned()], ..Unread::default() };
+        assert_eq!((unread(name, &worker()), unread(name, &gateway())), (unknown.clone(), unknown), "{name}");
+    }
+    // A key of the worker is nothing to the gateway.
+    assert_eq!(unread("VRAMQ_DEVICE_KIND", &gateway()).unknown, ["VRAMQ_DEVICE_KIND"]);
+}
