@@ -4,12 +4,13 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use tempfile::TempDir;
 use vramq_inference::engine::encoder::Source;
 use vramq_schemas::Input;
 
 use crate::programs::root;
+use crate::weights::{Draw, Tensor, safetensors};
 
 /// A model of inference/tests/fixtures.
 pub fn fixture(name: &str) -> Source {
@@ -91,6 +92,10 @@ pub struct Written {
 }
 
 impl Written {
+    pub(crate) fn new(folder: TempDir) -> Self {
+        Self { folder }
+    }
+
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -142,7 +147,7 @@ impl RandomBert {
     }
 
     /// Names and shapes of all tensors.
-    fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+    fn tensors(&self) -> Vec<Tensor> {
         let (hidden, wide) = (self.hidden, self.feed_forward);
         let mut all = vec![
             (WORDS.to_owned(), vec![VOCABULARY, hidden]),
@@ -169,32 +174,14 @@ impl RandomBert {
     }
 
     fn safetensors(&self) -> Vec<u8> {
-        // Any sequence without a short period.
-        let mut state = 7_u32;
-        let mut random = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        };
-        let (mut header, mut data) = (Map::new(), Vec::new());
-        for (name, shape) in self.tensors() {
-            let start = data.len();
-            // Scales weights so that products are about as large as their inputs, and norms multiply by about one.
-            let (around, size) = match shape[..] {
-                [_] if name.ends_with("LayerNorm.weight") => (1.0, 0.2),
-                [_, inner] => (0.0, (3.0 / inner as f32).sqrt()),
-                _ => (0.0, 0.2),
-            };
-            let broken = self.broken_token.filter(|_| name == WORDS);
-            for at in 0..shape.iter().product::<usize>() {
-                let element = self.scale * (around + size * random());
-                let is_broken = broken.is_some_and(|token| at / self.hidden == token);
-                data.extend_from_slice(&(if is_broken { f32::NAN } else { element }).to_le_bytes());
+        let mut draw = Draw::default();
+        safetensors(self.tensors().into_iter().map(|(name, shape)| {
+            let mut elements = draw.tensor(&name, &shape);
+            elements.iter_mut().for_each(|element| *element *= self.scale);
+            if let Some(token) = self.broken_token.filter(|_| name == WORDS) {
+                elements[token * self.hidden..][..self.hidden].fill(f32::NAN);
             }
-            let place = json!({"dtype": "F32", "shape": shape, "data_offsets": [start, data.len()]});
-            header.insert(name, place);
-        }
-        let header = Value::Object(header).to_string();
-        let length = header.len() as u64;
-        [&length.to_le_bytes(), header.as_bytes(), &data].concat()
+            ((name, shape), elements)
+        }))
     }
 }

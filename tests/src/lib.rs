@@ -48,6 +48,7 @@ pub mod random;
 pub mod raw;
 pub mod rejections;
 pub mod reply_counter;
+pub mod resized;
 #[path = "../../schemas/tests/json_schema/validate.rs"]
 mod schema;
 pub mod setup;
@@ -57,4 +58,5 @@ pub mod terminal;
 pub mod test_env;
 pub mod wait;
 pub mod web_server;
+mod weights;
 pub mod worker;

@@ -10,14 +10,20 @@ use vramq_inference::device::cuda::CudaDevice;
 use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
 use vramq_inference::engine::encoder::{Encoder, LoadError};
 use vramq_inference::engine::{Engine as _, PassError};
-use vramq_tests::bert::{RandomBert, fixture};
-use vramq_tests::encoders::{all_as_referred, cache, cuda_encoder, lengths_agree, open, tokens, vectors};
+use vramq_schemas::{Input, Params};
+use vramq_tests::bert::{RandomBert, fixture, reference};
+use vramq_tests::encoders::{
+    all_as_referred, cache, cuda_encoder, lengths_agree, open, texts_agree, tokens, vectors, vectors_agree,
+};
 use vramq_tests::fake_cuda::{cublaslt, gpu};
 use vramq_tests::lengths::Lengths;
+use vramq_tests::resized::resized;
 use vramq_tests::with_libraries;
 
 with_libraries! { [gpu()?, cublaslt()?];
     it_agrees = products_agree: [];
+    it_agrees_for_other_families = other_families_agree: [];
+    it_agrees_where_heads_share_keys = shared_keys_agree: [];
     it_is_asked_once_for_about_so_many_rows = plans_are_few: [];
     it_does_not_take_all_models = rows_that_are_not_aligned_are_multiplied_here: [];
     it_need_not_be_used = own_products_can_be_chosen: [];
@@ -70,6 +76,46 @@ mod bodies {
     pub fn products_agree() -> Result<()> {
         aligned_shapes_agree()?;
         ensure!(counted("fake_cuda_products")? > 0, "cuBLASLt was not used");
+        Ok(())
+    }
+
+    /// Those of which a fixture has rows that cuBLASLt takes in 16 bits.
+    pub fn other_families_agree() -> Result<()> {
+        for name in ["tiny-roberta", "tiny-modernbert", "tiny-nomic", "tiny-gte-no-types"] {
+            for element in ALL {
+                let before = counted("fake_cuda_products")?;
+                texts_agree(name, &[element])?;
+                ensure!(
+                    counted("fake_cuda_products")? > before,
+                    "{name} in {element}: cuBLASLt was not used"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Fixtures of Qwen3 and Gemma have no such rows, so their models get other sizes, and random weights. The CPU, which agrees with
+    /// transformers on the fixtures, makes what is expected.
+    pub fn shared_keys_agree() -> Result<()> {
+        let models = [
+            ("tiny-qwen3", &[(36, 64), (100, 96), (10, 16), (20, 32), (40, 64)][..]),
+            ("tiny-gemma", &[(36, 64), (100, 96), (12, 16), (48, 64)]),
+        ];
+        for (name, sizes) in models {
+            let model = resized(name, sizes)?;
+            let texts: Vec<String> = reference(name)?.0.into_iter().filter(|text| text.len() < 200).collect();
+            let inputs: Vec<Input> = texts.iter().cloned().map(Input::Text).collect();
+            let cpu = Encoder::load_f32(&model.source(), CpuDevice::new(1 << 30, 2)?)?;
+            let expected = vectors(&cpu.run(&cpu.prepare(&inputs, &Params::default())?)?)?;
+            for element in ALL {
+                let before = counted("fake_cuda_products")?;
+                vectors_agree(&model.source(), (texts.clone(), expected.clone()), &[element])?;
+                ensure!(
+                    counted("fake_cuda_products")? > before,
+                    "{name} in {element}: cuBLASLt was not used"
+                );
+            }
+        }
         Ok(())
     }
 
