@@ -113,8 +113,9 @@ export declare class Client {
   /** Publishes a job whose replies go elsewhere: to `replyTo`, or to the model's own `vramq.replies.MODEL`. */
   publish(model: string, inputs: readonly Input[], options?: PublishOptions & { replyTo?: string }): Promise<string>
   /**
-   * Withdraws the jobs in flight, which fail with ClientClosed, deletes the reply queue and closes the connections. It takes some seconds at
-   * most, and a second if workers do not say at once what became of the withdrawn jobs. Without a connection no job is withdrawn.
+   * Withdraws the jobs in flight, which fail with ClientClosed, deletes the reply queue and closes the connections. It takes a
+   * second if workers do not say at once what became of the withdrawn jobs, and some three seconds if the broker does not answer. Without a
+   * connection no job is withdrawn.
    */
   close(): Promise<void>
 }

@@ -7,7 +7,7 @@ import { ClientClosed, Disconnected, DuplicateId, InvalidJob, JobTimeout, Publis
 import { Job, Pending, Slots } from './job.js'
 import { checkId, checkTimeout, messageProperties } from './message.js'
 import { Publisher } from './publish.js'
-import { CLOSE_MS, Connector, within } from './session.js'
+import { CLOSE_MS, Connector, SILENT_MS, within } from './session.js'
 import { checkName, encodeJob, inputList } from './wire.js'
 import { DIGEST, Withdrawals, digestOf, newSecret } from './withdraw.js'
 
@@ -106,6 +106,7 @@ export class Client {
     if (!this.#ended) for (const pending of this.#pending) pending.withdraw()
     this.#end(new ClientClosed('the client was closed'))
     this.#stopped.abort()
+    // It may be about to connect.
     await within(3 * CLOSE_MS, this.#keeper)
     this.#withdrawals.stop()
   }
@@ -172,8 +173,8 @@ export class Client {
       await Promise.race([session.lost, aborted(this.#stopped.signal)])
       if (this.#ended) {
         // Before the queue is gone: a withdrawal may come too late, and a reply without a queue is a dead letter.
-        await this.#withdrawals.close()
-        return this.#connector.leave(session)
+        if (await this.#withdrawals.close()) return this.#connector.leave(session)
+        return session.drop(SILENT_MS)
       }
       await session.drop()
       if (Date.now() - since > BACKOFF_MS[1]) wait = BACKOFF_MS[0]

@@ -6,7 +6,10 @@ import { ConnectError } from './errors.js'
 
 // Unacknowledged replies: with 64 to 256 a consumer reaches the broker's full rate.
 const REPLY_PREFETCH = 128
+// How long the broker may take for what closing asks of it. Then it is not asked for more, and the connections are dropped.
 export const CLOSE_MS = 3000
+// How long the connections to a broker that did not answer may take to close.
+export const SILENT_MS = 200
 // In this time those who use a lost connection learn why from amqplib.
 const LOST_MS = 1000
 // What a timer of Node.js can wait, 24 days; more would be no wait at all.
@@ -81,9 +84,14 @@ export class Session {
     return this.watch(thing)
   }
 
-  async drop() {
+  async drop(ms = CLOSE_MS) {
     this.lose()
-    await within(CLOSE_MS, Promise.all(this.connections.map((connection) => connection.close().catch(() => {}))))
+    await within(ms, Promise.all(this.connections.map((connection) => connection.close().catch(() => {}))))
+    // What the broker does not answer would keep the process alive.
+    for (const { connection } of this.connections) {
+      connection.heartbeater?.clear()
+      connection.stream.destroy()
+    }
   }
 }
 
@@ -178,11 +186,12 @@ export class Connector {
 
   // Deletes the reply queue, and closes the connections. The queue expires by itself where this does not reach the broker.
   async leave(session) {
-    if (!session.isLost) {
+    let isAnswered = session.isLost
+    if (!isAnswered) {
       const deleted = session.replies.cancel(session.consumer).then(() => session.replies.deleteQueue(this.replyQueue))
-      await within(CLOSE_MS, deleted.catch(() => {}))
+      await within(CLOSE_MS, deleted.catch(() => {}).then(() => (isAnswered = true)))
     }
-    await session.drop()
+    await session.drop(isAnswered ? CLOSE_MS : SILENT_MS)
   }
 }
 

@@ -18,6 +18,8 @@ const REMEMBERED_MS = 3_600_000
 // How long closing waits for the ends of withdrawn jobs. A worker that is not busy answers within milliseconds; the ends of jobs that
 // wait in a queue are not to be waited for.
 const ENDS_MS = 1000
+// Before a flush itself gives up, after CLOSE_MS.
+const MARGIN_MS = 100
 
 export function newSecret() {
   return randomBytes(32).toString('hex')
@@ -65,16 +67,22 @@ export class Withdrawals {
     if (this.#open.delete(id) && this.#open.size === 0) this.#rest()
   }
 
-  // Waits until all are published and have ended, for a short time.
+  // Waits until all are published and have ended, for a short time. False if the broker does not take them.
   async close() {
     this.#flush(true)
-    await within(CLOSE_MS, this.#flushing)
+    let isTaken = false
+    await within(CLOSE_MS - MARGIN_MS, this.#flushing.then(() => (isTaken = true)))
+    if (!isTaken) {
+      this.stop()
+      return false
+    }
     const session = this.#session()
     if (this.#open.size > 0 && session && !session.isLost && session !== this.#refusedIn) {
       const over = new Promise((resolve) => (this.#whenOver = resolve))
       await within(ENDS_MS, over)
     }
     this.stop()
+    return true
   }
 
   stop() {

@@ -21,8 +21,10 @@ for _library in ("aiormq", "aio_pika"):
 
 # Unacknowledged replies: with 64 to 256 a consumer reaches the broker's full rate.
 REPLY_PREFETCH = 128
-# How long closing may take before the connections are dropped.
+# How long the broker may take for what closing asks of it. Then it is not asked for more, and the connections are dropped.
 CLOSE_S = 3
+# How long the connections to a broker that did not answer may take to close.
+SILENT_S = 0.2
 # In this time those who use a lost connection learn why from aiormq. Version 6 leaves some of them waiting for ever.
 LOST_S = 1
 
@@ -46,7 +48,7 @@ async def in_own_task(work, timeout=None, until=()):
         raise
     if not task.done():
         task.cancel()
-        await asyncio.wait({task}, timeout=CLOSE_S)
+        await asyncio.wait({task}, timeout=CLOSE_S if timeout is None else min(timeout, CLOSE_S))
         raise asyncio.TimeoutError
     if task.cancelled():
         raise ConnectionAbortedError("cancelled with its connection")
@@ -65,6 +67,8 @@ class Session:
         self.jobs = self.replies = self.stop_replies = self._numbers = None
         # Why the first connection or channel was closed, if the broker said it.
         self.fault = None
+        # Whether the broker has not answered in time.
+        self.is_silent = False
         loop = asyncio.get_running_loop()
         # `gone` follows `lost` after LOST_S.
         self.lost, self.gone = loop.create_future(), loop.create_future()
@@ -87,11 +91,10 @@ class Session:
 
     async def drop(self):
         self.lose("dropped")
-        for connection in self.connections:
-            try:
-                await in_own_task(connection.close(), CLOSE_S)
-            except Exception:  # It was lost already: there is nothing to close.
-                pass
+        seconds = SILENT_S if self.is_silent else CLOSE_S
+        closing = (in_own_task(connection.close(), seconds) for connection in self.connections)
+        # One that was lost already raises: there is nothing to close.
+        await asyncio.gather(*closing, return_exceptions=True)
 
 
 class Connector:

@@ -70,16 +70,21 @@ class Withdrawals:
             self._changed.set()
 
     async def close(self):
-        """Waits until all are published and have ended, for a short time, and ends the task."""
+        """Waits until all are published and have ended, for a short time, and ends the task. Raises asyncio.TimeoutError if the broker
+        does not take them."""
         self._is_closing = True
-        if self._task is not None:
-            self._changed.set()
-            try:
-                await in_own_task(self._published.wait(), CLOSE_S, until=[self._task])
+        try:
+            if self._task is not None:
+                self._changed.set()
+                try:
+                    await in_own_task(self._published.wait(), CLOSE_S, until=[self._task])
+                except asyncio.TimeoutError:
+                    # The task ends first if the broker refuses them.
+                    if not self._task.done():
+                        raise
                 await asyncio.wait({self._task}, timeout=ENDS_S)
-            except asyncio.TimeoutError:
-                pass  # The broker does not take them.
-        await self.stop()
+        finally:
+            await self.stop()
 
     async def stop(self):
         if self._task is not None:

@@ -101,8 +101,8 @@ class AsyncClient:
     async def close(self):
         """Withdraws the jobs that are in flight, which fail with ClientClosed, deletes the reply queue and closes the connections.
 
-        It takes some seconds at most, and a second if workers do not say at once what became of the withdrawn jobs. Without a
-        connection no job is withdrawn.
+        It takes a second if workers do not say at once what became of the withdrawn jobs, and some three seconds if the broker does not
+        answer. Without a connection no job is withdrawn.
         """
         if self._ended is None:
             for pending in self._pending:
@@ -118,16 +118,21 @@ class AsyncClient:
     async def _close(self):
         session = self._session
         if session is not None and not session.lost.done():
-            # Before the queue is gone: a withdrawal may come too late, and a reply without a queue is a dead letter.
-            await self._withdrawals.close()
             try:
-                await in_own_task(session.stop_replies(), CLOSE_S)
-                await in_own_task(session.replies.queue_delete(self.reply_queue), CLOSE_S)
-            except (*LOST, AMQPError, asyncio.TimeoutError):
+                # Before the queue is gone: a withdrawal may come too late, and a reply without a queue is a dead letter.
+                await self._withdrawals.close()
+                await in_own_task(self._leave_replies(session), CLOSE_S)
+            except asyncio.TimeoutError:  # First, because it may be an OSError.
+                session.is_silent = True
+            except (*LOST, AMQPError):
                 pass  # The queue expires by itself.
         # It closes the connections.
         self._keeper.cancel()
         await asyncio.gather(self._keeper, return_exceptions=True)
+
+    async def _leave_replies(self, session):
+        await session.stop_replies()
+        await session.replies.queue_delete(self.reply_queue)
 
     async def submit(self, model, inputs, *, params=None, id=None, timeout=..., priority=None, expiration=None,
                      batch_hint=None, traceparent=None, app_id=None, headers=None, on_progress=None, key=None):
