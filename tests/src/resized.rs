@@ -12,7 +12,14 @@ use crate::programs::root;
 use crate::weights::{Draw, safetensors, tensors};
 
 /// Keys of configurations that are sizes of tensors.
-const SIZES: [&str; 5] = ["hidden_size", "head_dim", "intermediate_size", "in_features", "out_features"];
+const SIZES: [&str; 6] = [
+    "hidden_size",
+    "head_dim",
+    "intermediate_size",
+    "in_features",
+    "out_features",
+    "word_embedding_dimension",
+];
 
 /// Writes a fixture's model with each size on the left, wherever it has that, replaced by the one on the right.
 ///

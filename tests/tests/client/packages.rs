@@ -137,7 +137,7 @@ async fn is_closed_by_an_operator(mut program: Command, node: &Node) -> Result<(
                     node.ctl(&["set_vm_memory_high_watermark", "0.0000001"]).await?;
                     input.write_all(b"short of memory\n").await?;
                 }
-                "waiting" => drop(node.ctl(&["close_all_connections", "maintenance"]).await?),
+                "waiting" => drop(node.ctl(&["close_all_connections", "--global", "maintenance"]).await?),
                 _ => drop(node.ctl(&["set_vm_memory_high_watermark", "0.4"]).await?),
             }
         }

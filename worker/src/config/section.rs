@@ -97,9 +97,7 @@ impl Section {
 
     /// Removes and reads a value. `None` if it is absent; if it is wrong, also adds a fault.
     pub fn take<T: FromValue>(&mut self, key: &'static str) -> Option<T> {
-        self.known.push(key);
-        self.faults.asked.borrow_mut().insert(self.key(key));
-        let value = self.table.remove(key)?;
+        let value = self.remove(key)?;
         let found = shown(&value);
         let taken = T::from_value(value);
         if taken.is_none() {
@@ -110,14 +108,19 @@ impl Section {
 
     /// Removes and reads a whole number within a range. `None` as for [`take`](Self::take).
     pub fn number(&mut self, key: &'static str, range: RangeInclusive<u32>) -> Option<u32> {
-        self.known.push(key);
-        let value = self.table.remove(key)?;
+        let value = self.remove(key)?;
         let number = whole(&value).filter(|number| range.contains(number));
         if number.is_none() {
             let (found, least, most) = (shown_number(&value), range.start(), range.end());
             self.fault(key, format!("is {found}; it must be a whole number from {least} to {most}"));
         }
         number
+    }
+
+    fn remove(&mut self, key: &'static str) -> Option<Value> {
+        self.known.push(key);
+        self.faults.asked.borrow_mut().insert(self.key(key));
+        self.table.remove(key)
     }
 
     /// A sub-table; an absent one is empty.
