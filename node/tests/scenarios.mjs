@@ -17,7 +17,7 @@ import * as vramq from 'vramq'
 
 const MODEL = 'echo'
 // How often the connections of `forced` are closed.
-const FORCED = 4
+const FORCED = 5
 
 // A broker that says nothing any more once a client opens a channel.
 async function brokerThatHangs({ hostname, port }) {

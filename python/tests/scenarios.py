@@ -27,7 +27,7 @@ import vramq
 
 MODEL = "echo"
 # How often the connections of `forced` are closed.
-FORCED = 4
+FORCED = 5
 
 
 def raises(kind, call, *args, **options):

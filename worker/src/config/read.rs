@@ -104,16 +104,7 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
     let broker = broker(root.section("broker"));
     let http = http(root.section("http"));
     let mut worker = root.section("worker");
-    let name = worker.take::<String>("name").unwrap_or_else(default_name);
-    if name.len() > NAME_BYTES_MAX {
-        worker.fault("name", format!("is longer than {NAME_BYTES_MAX} bytes"));
-    }
-    if name.chars().any(char::is_control) {
-        worker.fault(
-            "name",
-            "has a line end or another control character, which logs and terminals would obey",
-        );
-    }
+    let name = name(&mut worker);
     let heartbeat = at_least_one(&mut worker, "heartbeat_s", HEARTBEAT_S_DEFAULT);
     let drain = worker.number("drain_s", 0..=u32::MAX).unwrap_or(DRAIN_S_DEFAULT);
     let state = state(&mut worker);
@@ -175,6 +166,20 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
         callers_max,
         models,
     })
+}
+
+fn name(worker: &mut Section) -> String {
+    let name = worker.take::<String>("name").unwrap_or_else(default_name);
+    if name.len() > NAME_BYTES_MAX {
+        worker.fault("name", format!("is longer than {NAME_BYTES_MAX} bytes"));
+    }
+    if name.chars().any(char::is_control) {
+        worker.fault(
+            "name",
+            "has a line end or another control character, which logs and terminals would obey",
+        );
+    }
+    name
 }
 
 /// Bytes of the host's memory that the worker may use, including those of its device.
