@@ -1,4 +1,5 @@
-//! Finds misspelt environment variables, so that a program refuses them instead of running with a default.
+//! Finds environment variables that begin with `VRAMQ_` and that no program reads. A program refuses those that look like a misspelt
+//! setting, because it would run with a default instead; it warns of the others.
 
 /// What the variables of all programs of vramq begin with.
 const PREFIX: &str = "VRAMQ_";
