@@ -69,13 +69,16 @@ impl Channels {
     }
 
     pub(crate) fn create(&self, connection_closer: Arc<ConnectionCloser>) -> Result<Channel> {
-        self.write().create(
+        let channel = self.write().create(
             self.connection_status.clone(),
             self.internal_rpc.clone(),
             self.frames.clone(),
             self.events.sender(),
             connection_closer,
-        )
+        )?;
+        // vramq: an error with which the broker closed an earlier channel of this number is not this one's.
+        self.frames.drop_channel_poison(channel.id());
+        Ok(channel)
     }
 
     pub(crate) fn channel0(&self) -> Channel {
