@@ -33,8 +33,16 @@ const OF_PROGRAMS: [&str; 20] = [
 ];
 
 /// Variables of docker-compose.yml.
-const OF_COMPOSE: [&str; 7] =
-    ["AMQP_PORT", "GRAFANA_PORT", "HTTP_PORT", "MANAGEMENT_PORT", "PASSWORD", "PROMETHEUS_PORT", "USER"];
+const OF_COMPOSE: [&str; 8] = [
+    "AMQP_PORT",
+    "GRAFANA_PORT",
+    "HTTP_PORT",
+    "MANAGEMENT_PORT",
+    "PASSWORD",
+    "PROMETHEUS_PORT",
+    "RUNBOOKS",
+    "USER",
+];
 
 /// What variables of the project's scripts and tests begin with.
 const OF_SCRIPTS: [&str; 12] = [

@@ -100,7 +100,7 @@ pub(crate) struct Ledger {
     /// The last confirm: its second, and the latest publish that was confirmed.
     confirmed_at: u32,
     confirmed: u64,
-    /// The time in which one had to come and none came, if none came since.
+    /// The time that passed without the confirm that was due in it; `None` again after the next confirm.
     silent_for: Option<ConfirmTime>,
     /// What the connection has sent, and how much of it the broker has read or has had the time to read.
     transfer: Transfer,

@@ -119,7 +119,7 @@ impl ConfirmedPublisher {
         self.ledger().tick();
     }
 
-    /// Sends a message. What becomes of it, [`outcome`](Self::outcome) says.
+    /// Sends a message. [`outcome`](Self::outcome) waits for the broker's answer.
     ///
     /// # Errors
     /// The channel is closed. Whether the broker has the message is unknown.

@@ -21,24 +21,20 @@ from pathlib import Path
 
 from helm_python import Chart, values_from_yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+# tests/deployed.py
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+
+from deployed import MODEL, PASSAGES, ROOT, WAIT_S, WIDTH, Failed, Submission, ensure, heartbeats, opened, run, tell, until
+
 NAMESPACE = "vramq-test"
-MODEL = "minilm"
-WIDTH = 384
-PASSAGES = (ROOT / "models/corpus/passages.txt").read_text().splitlines()
 # Small jobs, so that every worker holds some.
 JOB_ITEMS = 4
 # On the node: what the claim of deploy/kubernetes/state is bound to.
 HOST_PATH = {"path": "/var/lib/vramq-test", "type": "DirectoryOrCreate"}
 # Of Kubernetes itself; the others need definitions that a cluster may lack.
 OWN_GROUPS = ("v1", "apps/v1", "policy/v1", "networking.k8s.io/v1")
-WAIT_S = 300
 # Of the worker's pod: 40 s to drain, and some for the kubelet.
 GRACE_S = 60
-
-
-class Failed(Exception):
-    """Something is not as the documents say."""
 
 
 def main():
@@ -49,15 +45,9 @@ def main():
         # One that is there already is another's, and is left alone.
         cluster.kubectl("create", "namespace", NAMESPACE)
         try:
-            for check in CHECKS:
-                begun = time.monotonic()
-                print(f"-- {check.__doc__}", flush=True)
-                check(cluster)
-                print(f"   {time.monotonic() - begun:.0f} s", flush=True)
+            run(CHECKS, cluster)
         except (Failed, subprocess.SubprocessError) as error:
-            print(f"FAILED: {error}", flush=True)
-            for text in (getattr(error, "stdout", None), getattr(error, "stderr", None)):
-                print((text or "")[-4000:], flush=True)
+            tell(error)
             print(cluster.kubectl("get", "pods", "--output=wide", check=False), flush=True)
             print(cluster.kubectl("get", "events", "--field-selector=type=Warning", check=False), flush=True)
             print(cluster.kubectl("logs", "--selector=app.kubernetes.io/name=vramq-worker", "--tail=40", check=False), flush=True)
@@ -115,46 +105,11 @@ class Cluster:
         self.kubectl("delete", "persistentvolume", f"--selector=app={NAMESPACE}", check=False)
 
 
-class Submission:
-    """Passages given to `vramq submit` in a pod of its own, and their vectors awaited."""
-
-    def __init__(self, count):
-        self.count = count
-        command = ["kubectl", "--namespace", NAMESPACE, "exec", "--stdin", "caller", "--", "vramq", "submit", "--model", MODEL,
-                   "--job-items", str(JOB_ITEMS), "--timeout", f"{WAIT_S}s", "-"]
-        self.process = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        texts = "\n".join(PASSAGES[at % len(PASSAGES)] for at in range(count))
-        self.process.stdin.write(texts + "\n")
-        self.process.stdin.close()
-        self.process.stdin = None
-
-    def check(self):
-        out, err = self.process.communicate(timeout=2 * WAIT_S)
-        lines = [json.loads(line) for line in out.splitlines()]
-        ensure(self.process.returncode == 0, f"vramq submit exits with {self.process.returncode}: {err[-2000:]}")
-        ensure([line["index"] for line in lines] == list(range(self.count)), "outputs are missing or out of order")
-        ensure(all(len(line["embedding"]) == WIDTH for line in lines), "a vector has another width")
-
-    def ensure_runs(self, what):
-        """What was done meanwhile shows nothing if all jobs were answered before it."""
-        ensure(self.process.poll() is None, f"the jobs had ended before {what}")
-
-
-def ensure(right, what):
-    if not right:
-        raise Failed(what)
-
-
-def until(what, look, seconds=WAIT_S):
-    """What `look` finds, as soon as it finds something."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = look()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            raise Failed(f"{what}: not within {seconds} s")
-        time.sleep(1)
+def submit(count):
+    """Passages given to `vramq submit` in a pod of its own."""
+    command = ["kubectl", "--namespace", NAMESPACE, "exec", "--stdin", "caller", "--", "vramq", "submit", "--model", MODEL,
+               "--job-items", str(JOB_ITEMS), "--timeout", f"{WAIT_S}s", "-"]
+    return Submission(command, [PASSAGES[at % len(PASSAGES)] for at in range(count)], patience=2 * WAIT_S)
 
 
 def pod(name, image, command=None, **spec):
@@ -259,7 +214,7 @@ def starts(cluster):
     cluster.kubectl("apply", "--kustomize", str(cluster.folder))
     cluster.rolled_out()
     ensure(len(cluster.workers()) == 2, f"there are not two workers: {list(cluster.workers())}")
-    Submission(64).check()
+    submit(64).check()
 
 
 def unprivileged(cluster):
@@ -289,7 +244,7 @@ def rolls(cluster):
     before = set(cluster.workers())
     settings = cluster.folder / "base/worker.toml"
     settings.write_text(settings.read_text() + SHOUT)
-    job = Submission(3000)
+    job = submit(3000)
     until_held(cluster)
     cluster.kubectl("apply", "--kustomize", str(cluster.folder))
     cluster.rolled_out()
@@ -301,9 +256,7 @@ def rolls(cluster):
 
 def status(cluster):
     """What the workers' heartbeats say."""
-    found = cluster.in_pod("caller", "vramq", "status", "--json", check=False)
-    workers = json.loads(found)["workers"] if found.strip() else []
-    return [one["heartbeat"] for one in workers if one["heartbeat"]["state"] != "gone"]
+    return heartbeats(cluster.in_pod("caller", "vramq", "status", "--json", check=False))
 
 
 def until_held(cluster):
@@ -315,7 +268,7 @@ def until_held(cluster):
 
 def deleted(cluster):
     """a pod that is deleted drains: it is gone in time, and its jobs are answered"""
-    job = Submission(3000)
+    job = submit(3000)
     name = until_held(cluster)
     logs = subprocess.Popen(["kubectl", "--namespace", NAMESPACE, "logs", "--follow", name], stdout=subprocess.PIPE, text=True)
     begun = time.monotonic()
@@ -331,7 +284,7 @@ def deleted(cluster):
 
 def killed(cluster):
     """a pod that is killed while it holds jobs costs none of them"""
-    job = Submission(3000)
+    job = submit(3000)
     name = until_held(cluster)
     cluster.kubectl("delete", "pod", name, "--force", "--grace-period=0")
     job.ensure_runs("the pod was killed")
@@ -368,7 +321,7 @@ def broker_restarts(cluster):
     ensure(restarts(cluster) == before, "a worker was restarted because it has no broker")
     cluster.in_pod("rabbitmq", "rabbitmqctl", "start_app")
     cluster.rolled_out()
-    Submission(64).check()
+    submit(64).check()
     ensure(restarts(cluster) == before, "a worker was restarted when the broker came back")
 
 
@@ -439,7 +392,7 @@ def ask(port, body, key):
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/embeddings", json.dumps(body).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with opened(request) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         return error.code, None

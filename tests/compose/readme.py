@@ -12,17 +12,18 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from page import ROOT, Page
-from run import Failed, ensure, until
+# tests/deployed.py
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+
+from deployed import MODEL, ROOT, WIDTH, Failed, ensure, run, until
+from page import Page
 
 BROKER, READER = "vramq-test-readme-broker", "vramq-test-readme"
 # As docker-compose.yml has it.
 BROKER_IMAGE = re.search(r"^    image: (rabbitmq:.*)$", (ROOT / "docker-compose.yml").read_text(), re.M)[1]
 READER_IMAGE = "vramq-test-reader"
-MODEL, WIDTH = "minilm", 384
 TEXTS = ["one", "two", "three"]
 
 # Commands of the README that are not run here, and why.
@@ -151,11 +152,7 @@ def main():
     with Path(sys.argv[1]).open("w") as log:
         reader = Reader(log)
         try:
-            for check in (sits_down, installs, works, serves, complete):
-                begun = time.monotonic()
-                print(f"-- {check.__doc__}", flush=True)
-                check(reader)
-                print(f"   {time.monotonic() - begun:.0f} s", flush=True)
+            run((sits_down, installs, works, serves, complete), reader)
         except (Failed, subprocess.CalledProcessError) as error:
             sys.exit(f"FAILED: {error}")
         finally:

@@ -13,12 +13,15 @@ import re
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
-from page import ROOT, Page
+# tests/deployed.py
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+
+from deployed import MODEL, PASSAGES, ROOT, WIDTH, Failed, Submission, ensure, heartbeats, opened, run, tell, until
+from page import Page
 
 PROJECT = "vramq-test-compose"
 FILES = ["docker-compose.yml", "tests/compose/small-passes.yml"]
@@ -27,23 +30,15 @@ OPTIONAL = {"grafana": "grafana/grafana"}
 KEY = "vramq-local-demo"
 # What scripts/test-compose makes of reader.Dockerfile.
 READER_IMAGE = "vramq-test-reader"
-MODEL = "minilm"
 # The README's way to the command.
 STATUS = "docker compose exec worker vramq status"
-WIDTH = 384
-PASSAGES = ROOT / "models/corpus/passages.txt"
 # Small jobs, so that every worker holds some.
 JOB_ITEMS = 8
 
 # A start with the model's download; everything else is seconds, on a machine that does nothing else.
 START_S = 900
-WAIT_S = 300
 # An alert waits two minutes, and Prometheus looks every 15 s.
 ALERT_S = 420
-
-
-class Failed(Exception):
-    """Something is not as the documents say."""
 
 
 def main():
@@ -53,15 +48,9 @@ def main():
     logs = Path(sys.argv[2])
     stack = Stack(images)
     try:
-        for check in CHECKS:
-            begun = time.monotonic()
-            print(f"-- {check.__doc__}", flush=True)
-            check(stack)
-            print(f"   {time.monotonic() - begun:.0f} s", flush=True)
+        run(CHECKS, stack)
     except (Failed, subprocess.CalledProcessError) as error:
-        print(f"FAILED: {error}", flush=True)
-        for text in (getattr(error, "stdout", None), getattr(error, "stderr", None)):
-            print((text or "")[-4000:], flush=True)
+        tell(error)
         sys.exit(1)
     finally:
         logs.write_text(stack.compose("logs", "--no-color", "--timestamps", check=False).stdout)
@@ -112,9 +101,7 @@ class Stack:
 
     def workers(self):
         """What the workers' heartbeats say; none if no worker sends one."""
-        status = self.vramq("status", "--json", check=False)
-        found = json.loads(status)["workers"] if status.strip() else []
-        return [one["heartbeat"] for one in found if one["heartbeat"]["state"] != "gone"]
+        return heartbeats(self.vramq("status", "--json", check=False))
 
     def http(self, path, body=None, key=KEY):
         """The gateway's status and answer."""
@@ -133,7 +120,7 @@ class Stack:
 def answer(request):
     """The status, 0 for none, and the JSON."""
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with opened(request) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         return error.code, None
@@ -145,23 +132,6 @@ def free_port():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
-
-
-def until(what, look, seconds=WAIT_S):
-    """What `look` finds, as soon as it finds something."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = look()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            raise Failed(f"{what}: not within {seconds} s")
-        time.sleep(1)
-
-
-def ensure(right, what):
-    if not right:
-        raise Failed(what)
 
 
 def starts(stack):
@@ -235,27 +205,12 @@ def over_amqp(stack):
     ensure(len(passes) == 3 and all(passes.values()), f"passes of each worker: {passes}")
 
 
-class submit:
-    """Passages given to `vramq submit`, and their vectors awaited."""
-
-    def __init__(self, stack, count):
-        self.count = count
-        texts = PASSAGES.read_text().splitlines()[:count]
-        files = [part for file in FILES for part in ("--file", file)]
-        command = ["docker", "compose", "--project-name", PROJECT, *files, "run", "--rm", "--no-TTY", "--no-deps", "--entrypoint", "vramq",
-                   "worker", "submit", "--model", MODEL, "--job-items", str(JOB_ITEMS), "-"]
-        self.process = subprocess.Popen(command, cwd=ROOT, env=stack.environment, text=True, stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self.process.stdin.write("\n".join(texts) + "\n")
-        self.process.stdin.close()
-        self.process.stdin = None
-
-    def check(self):
-        out, err = self.process.communicate(timeout=START_S)
-        lines = [json.loads(line) for line in out.splitlines()]
-        ensure(self.process.returncode == 0, f"vramq submit exits with {self.process.returncode}: {err[-2000:]}")
-        ensure([line["index"] for line in lines] == list(range(self.count)), "outputs are missing or out of order")
-        ensure(all(len(line["embedding"]) == WIDTH for line in lines), "a vector has another width")
+def submit(stack, count):
+    """Passages given to `vramq submit` in a container of its own."""
+    files = [part for file in FILES for part in ("--file", file)]
+    command = ["docker", "compose", "--project-name", PROJECT, *files, "run", "--rm", "--no-TTY", "--no-deps", "--entrypoint", "vramq",
+               "worker", "submit", "--model", MODEL, "--job-items", str(JOB_ITEMS), "-"]
+    return Submission(command, PASSAGES[:count], patience=START_S, cwd=ROOT, env=stack.environment)
 
 
 def killed(stack):
@@ -301,7 +256,7 @@ def scaled(stack):
 def learns(stack):
     """what the workers learned of the device's memory is known to a new container before its first job"""
     # Of jobs that do not fit in one pass.
-    stack.vramq("submit", "--model", MODEL, "--job-items", "64", *PASSAGES.read_text().splitlines()[:64])
+    stack.vramq("submit", "--model", MODEL, "--job-items", "64", *PASSAGES[:64])
     known = until("a learned limit", lambda: limits(stack))
     stack.up(1, "--force-recreate")
     [new] = until("a new worker", lambda: [one for one in stack.workers() if one["state"] == "consuming"])

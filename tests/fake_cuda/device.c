@@ -12,10 +12,14 @@ static int visible = -1;
 static struct context contexts[DEVICES_MAX];
 static _Thread_local struct context *bound;
 
+/* The last byte is the place. The four before it are the machine's, if it has a number. */
 static CUuuid uuid_of(int place) {
     CUuuid uuid;
+    unsigned long machine = (unsigned long)setting("FAKE_CUDA_MACHINE", 0);
     for (int i = 0; i < 16; i++)
         uuid.bytes[i] = (unsigned char)(i == 15 ? place : 0xa0 + i);
+    for (int i = 0; machine && i < 4; i++)
+        uuid.bytes[14 - i] = (unsigned char)(machine >> (8 * i));
     return uuid;
 }
 

@@ -8,6 +8,7 @@
  *   FAKE_CUDA_MEMORY_MIB  memory of each, 1024
  *   FAKE_CUDA_CONTEXT_MIB what a context takes of it, 300
  *   FAKE_CUDA_MIG         1: the devices are instances of MIG, of which a process sees one: the first, or the one that is named
+ *   FAKE_CUDA_MACHINE     a number that UUIDs have in them, so that devices are not those of other tests
  *   FAKE_CUDA_SM          compute capability, 90
  *   FAKE_CUDA_VERSION     of CUDA, 13000
  *   FAKE_CUDA_POOLS       0: a driver without memory pools

@@ -41,7 +41,7 @@ struct pool_properties {
 };
 
 static struct block *blocks;
-static size_t outstanding;
+static size_t outstanding, allocated;
 
 static size_t rounded(size_t bytes, size_t to) {
     return (bytes + to - 1) / to * to;
@@ -56,6 +56,11 @@ API size_t fake_cuda_outstanding(void) {
     return outstanding;
 }
 
+/* Bytes of all allocations so far, freed or not. */
+API size_t fake_cuda_allocated(void) {
+    return allocated;
+}
+
 static CUresult new_block(CUdeviceptr *pointer, size_t bytes, struct pool *pool, struct device *device) {
     struct block *block = malloc(sizeof *block);
     unsigned char *start = aligned_alloc(ALIGNMENT, rounded(bytes + GUARD, ALIGNMENT));
@@ -67,6 +72,7 @@ static CUresult new_block(CUdeviceptr *pointer, size_t bytes, struct pool *pool,
     *block = (struct block){blocks, start, bytes, pool, device, 0};
     blocks = block;
     outstanding += bytes;
+    allocated += bytes;
     *pointer = (CUdeviceptr)(uintptr_t)start;
     return CUDA_SUCCESS;
 }

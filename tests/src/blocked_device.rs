@@ -1,7 +1,7 @@
 //! A device that runs no pass until it is released, so that a test can keep jobs unacknowledged for as long as it needs.
 
 use anyhow::Result;
-use vramq_inference::device::lock::DeviceLock;
+use vramq_inference::device::lock::DeviceLockGuard;
 
 use crate::shared_device::SharedDevice;
 
@@ -12,18 +12,16 @@ const MEMORY_MIB: u64 = 256;
 #[derive(Debug)]
 pub struct BlockedDevice {
     device: SharedDevice,
-    lock: Option<DeviceLock>,
+    lock: Option<DeviceLockGuard>,
 }
 
 impl BlockedDevice {
     /// # Errors
     /// The file cannot be locked.
-    pub fn new() -> Result<Self> {
+    pub async fn new() -> Result<Self> {
         let device = SharedDevice::new(MEMORY_MIB)?;
-        let lock = device.block()?;
-        // The lock ends with its file, when this is released.
-        std::mem::forget(lock.enter(true)?);
-        Ok(Self { device, lock: Some(lock) })
+        let lock = Some(device.block().await?);
+        Ok(Self { device, lock })
     }
 
     /// The settings that put a worker on it.

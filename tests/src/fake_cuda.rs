@@ -228,3 +228,29 @@ pub fn alone(
     ensure!(text.contains("1 passed"), "the test {test} did not run: {text}");
     Ok(())
 }
+
+/// Bytes that this process has allocated of the fake driver, and not freed.
+///
+/// # Errors
+/// The driver is not loaded.
+pub fn outstanding() -> Result<usize> {
+    exported("fake_cuda_outstanding")
+}
+
+/// Bytes of all allocations of this process so far, freed or not.
+///
+/// # Errors
+/// The driver is not loaded.
+pub fn allocated() -> Result<usize> {
+    exported("fake_cuda_allocated")
+}
+
+/// A number that the fake driver exports as a function.
+fn exported(name: &str) -> Result<usize> {
+    // SAFETY: opening the library again runs nothing, and both functions are as in tests/fake_cuda/memory.c.
+    unsafe {
+        let library = libloading::Library::new("libcuda.so.1")?;
+        let number: libloading::Symbol<'_, unsafe extern "C" fn() -> usize> = library.get(name)?;
+        Ok(number())
+    }
+}

@@ -151,13 +151,14 @@ fn samples(family: &Value) -> impl Iterator<Item = &Value> {
     family["samples"].as_array().into_iter().flatten()
 }
 
-/// The tables of docs/metrics.md: of every worker, and besides of one on a CUDA device and of one with programs.
+/// The tables of docs/metrics.md about workers: of every worker, and besides of one on a CUDA device and of one with programs.
 ///
 /// # Errors
 /// There are others.
 pub fn documented() -> Result<[BTreeMap<String, Shape>; 3]> {
     let page = std::fs::read_to_string(root().join("docs/metrics.md"))?;
-    let (every, more) = page.split_once("A CUDA device has").context("no second table")?;
+    let (of_workers, _) = page.split_once("## The gateway").context("no gateway")?;
+    let (every, more) = of_workers.split_once("A CUDA device has").context("no second table")?;
     let (cuda, programs) = more.split_once("Models that are [programs]").context("no third table")?;
     Ok([table(every)?, table(cuda)?, table(programs)?])
 }

@@ -145,6 +145,32 @@ impl Node {
         self.script("ctl", arguments).await
     }
 
+    /// Suspends the processes of classic queues: the broker goes on, and answers nothing that these would have to answer.
+    ///
+    /// # Errors
+    /// There is no such queue.
+    pub async fn suspend(&self, vhost: &str, queues: &[String]) -> Result<()> {
+        self.of_queues("suspend", vhost, queues).await
+    }
+
+    /// Lets suspended processes of queues go on: they answer what they were asked meanwhile.
+    ///
+    /// # Errors
+    /// There is no such queue.
+    pub async fn resume(&self, vhost: &str, queues: &[String]) -> Result<()> {
+        self.of_queues("resume", vhost, queues).await
+    }
+
+    async fn of_queues(&self, act: &str, vhost: &str, queues: &[String]) -> Result<()> {
+        let names: Vec<_> = queues.iter().map(|queue| format!("<<\"{queue}\">>")).collect();
+        let eval = format!(
+            "[begin {{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"{vhost}\">>, queue, Name)), \
+             ok = sys:{act}(amqqueue:get_pid(Q)) end || Name <- [{}]].",
+            names.join(", ")
+        );
+        self.ctl(&["eval", &eval]).await.map(drop)
+    }
+
     async fn script(&self, command: &str, arguments: &[&str]) -> Result<String> {
         let mut run = tokio::process::Command::new(script());
         run.arg(command).arg(&self.folder).args(arguments).stdin(Stdio::null());

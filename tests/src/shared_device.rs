@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 use tempfile::TempDir;
 use vramq_inference::device::Memory;
 use vramq_inference::device::ledger::Ledger;
-use vramq_inference::device::lock::DeviceLock;
+use vramq_inference::device::lock::{DeviceLock, DeviceLockGuard};
 
 /// What the echo engine takes of the device per item.
 pub const ECHO_ITEM_BYTES: u64 = 1024;
@@ -48,15 +48,16 @@ impl SharedDevice {
         self.ledger.give(bytes);
     }
 
+    /// The memory now. Waits while a worker uses the device's file. A file that cannot be read counts as a full device.
     pub fn memory(&self) -> Memory {
-        self.ledger.memory()
+        self.ledger.try_memory().unwrap_or(Memory { free: 0, total: self.memory_mib << 20, foreign: 0 })
     }
 
-    /// Holds the device lock: passes wait on the device's thread until the returned value is dropped.
+    /// Holds the device lock: passes wait for it until the returned value is dropped.
     ///
     /// # Errors
     /// The file cannot be locked.
-    pub fn block(&self) -> Result<DeviceLock> {
-        Ok(DeviceLock::shared(&self.folder.path().join("memory"))?)
+    pub async fn block(&self) -> Result<DeviceLockGuard> {
+        Ok(DeviceLock::shared(&self.folder.path().join("memory"))?.enter(true).await?)
     }
 }

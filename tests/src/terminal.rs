@@ -33,6 +33,8 @@ impl Terminal {
     async fn tmux(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new("tmux");
         command.arg("-S").arg(self.socket()).args(["-f", "/dev/null"]).args(arguments);
+        // bash warns of a locale that the machine does not have, and programs under NO_COLOR have no colours.
+        command.env("LC_ALL", "C.UTF-8").env_remove("NO_COLOR");
         let output = command.output().await.context("run tmux: scripts/setup terminal installs it")?;
         ensure!(
             output.status.success(),

@@ -125,3 +125,20 @@ fn a_name_like_nothing_is_unknown_but_may_be_a_strangers() {
     // A key of the worker is nothing to the gateway.
     assert_eq!(unread("VRAMQ_DEVICE_KIND", &gateway()).unknown, ["VRAMQ_DEVICE_KIND"]);
 }
+
+/// A user who sets them for docker compose may have them exported in the shell that starts a worker.
+#[test]
+fn the_variables_of_compose_are_left_alone() {
+    let file =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docker-compose.yml")).unwrap();
+    let names = file.split("${").skip(1).filter_map(|rest| rest.split_once(":-"));
+    let names: Vec<_> = names.filter_map(|(name, _)| name.strip_prefix(PREFIX)).collect();
+    assert!(names.contains(&"GRAFANA_PORT"), "{names:?}");
+    for name in names {
+        let unread = unread(&format!("{PREFIX}{name}"), &worker());
+        assert!(unread.misspelt.is_empty() && unread.unknown.is_empty(), "{unread:?}");
+    }
+    for name in OF_COMPOSE {
+        assert!(file.contains(&format!("${{{PREFIX}{name}:-")), "{name} is not in docker-compose.yml");
+    }
+}

@@ -118,7 +118,7 @@ async fn a_lost_reply_queue_fails_the_jobs_that_wait() {
 
 /// The reply queue is deleted while the client is away, and a job is waiting for the client to come back.
 #[tokio::test]
-async fn a_reply_queue_that_is_lost_during_an_outage_fails_only_what_was_published() {
+async fn a_reply_queue_that_is_lost_during_an_outage_fails_only_what_was_confirmed() {
     let broker = Broker::new();
     let user = format!("user-{}", uuid::Uuid::new_v4());
     broker.add_user(&user, "hunter2", ".*");

@@ -21,6 +21,7 @@ on_one_setup!(
     a_job_that_is_forgotten_runs,
     a_client_without_the_permission_goes_on,
     a_refused_withdrawal_is_tried_again,
+    a_withdrawal_without_a_confirm_holds_up_no_other,
     an_interrupted_submit_withdraws_what_is_unanswered,
 );
 
@@ -125,6 +126,26 @@ async fn a_refused_withdrawal_is_tried_again(env: &mut TestEnv) -> Result<()> {
     client.close().await;
     let stats = client.stats();
     ensure!((stats.withdrawn, stats.reconnects) == (1, 0), "{stats:?}");
+    Ok(())
+}
+
+/// As while the queue of one worker's withdrawals does not answer: the other workers have the withdrawal, and the broker confirms it late.
+async fn a_withdrawal_without_a_confirm_holds_up_no_other(env: &mut TestEnv) -> Result<()> {
+    let held = HeldWorker::start(env).await?;
+    let proxy = env.proxy().await?;
+    let client = Client::connect(proxy.url()).await?;
+    ensure!(submit(&client, "answered").await?.outputs().await?.len() == 1);
+    let (runs, next) = (submit_held(&client).await?, submit(&client, "next").await?);
+    let (first, second) = (submit(&client, "withdrawn").await?, submit(&client, "withdrawn, too").await?);
+    proxy.hold_confirms();
+    drop(first);
+    held.until_counted("vramq_jobs_withdrawn_total", 1.0).await?;
+    drop(second);
+    held.until_counted("vramq_jobs_withdrawn_total", 2.0).await?;
+    held.release()?;
+    ensure!(runs.outputs().await?.len() == 1 && next.outputs().await?.len() == 1);
+    client.close().await;
+    ensure!(client.stats().reconnects == 0, "{:?}", client.stats());
     Ok(())
 }
 

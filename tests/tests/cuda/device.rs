@@ -10,7 +10,9 @@ use vramq_inference::device::cuda::{
 };
 use vramq_inference::device::{Device as _, Memory, OutOfMemory};
 use vramq_tests::encoders::until;
-use vramq_tests::fake_cuda::{alone, broken_driver, copied, cublaslt, driver, driver_without, nvml};
+use vramq_tests::fake_cuda::{
+    alone, broken_driver, copied, cublaslt, driver, driver_without, nvml, outstanding,
+};
 use vramq_tests::setup::Failed;
 
 const MIB: u64 = 1 << 20;
@@ -87,17 +89,6 @@ mod bodies {
     fn open(cap: Option<u64>) -> Result<Arc<CudaDevice>> {
         let which = Which::Index(0);
         Ok(CudaDevice::open(&Options { which, cap, lock: Lock::None, libraries: None })?)
-    }
-
-    /// A number that the fake driver exports.
-    fn outstanding() -> Result<usize> {
-        // SAFETY: the library is loaded already, and the function is as in tests/fake_cuda/memory.c.
-        unsafe {
-            let library = libloading::Library::new("libcuda.so.1")?;
-            let outstanding: libloading::Symbol<'_, unsafe extern "C" fn() -> usize> =
-                library.get(b"fake_cuda_outstanding")?;
-            Ok(outstanding())
-        }
     }
 
     fn out_of_memory(result: Result<cuda::CudaMemory, CudaError>) -> Result<OutOfMemory> {

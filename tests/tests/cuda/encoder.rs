@@ -17,7 +17,7 @@ use vramq_tests::encoders::{
     all_as_referred, cache, cosine, cuda_encoder, lengths_agree, logits_agree, minilm, open, texts_agree,
     tokens, vectors, vectors_agree,
 };
-use vramq_tests::fake_cuda::{cublaslt, gpu};
+use vramq_tests::fake_cuda::{allocated, cublaslt, gpu, outstanding};
 use vramq_tests::lengths::Lengths;
 use vramq_tests::setup::full;
 use vramq_tests::with_libraries;
@@ -261,23 +261,45 @@ mod bodies {
         Ok(())
     }
 
+    /// The driver counts what it is asked for. Heads that share the width; sparse vectors; keys that heads share, with a gate; a norm after
+    /// each block; a gate alone.
     pub fn a_pass_takes_its_plan_and_gives_it_back() -> Result<()> {
-        for (name, tokens_max, many) in [("tiny-long", 512, 12_000), ("tiny-splade", 24, 240_000)] {
-            let device = open()?;
-            let before = device.memory();
-            let options = CudaOptions { cache: Some(cache()?), ..CudaOptions::default() };
-            let encoder = Encoder::load_cuda(&fixture(name), Arc::clone(&device), &options, 2)?;
-            let loaded = device.memory();
-            ensure!(before.free - loaded.free == encoder.resident_bytes(), "{before:?}, {loaded:?}");
-            // More than there is: the same error as on any device, and the device is well after it.
-            let vast: Vec<Item> = tokens(&encoder, &vec![tokens_max; many]);
-            let planned = encoder.pass_bytes(shape_of(&vast));
-            let refused = encoder.run(&vast).err().context("it has run")?;
-            ensure!(refused.to_string().contains(&format!("asked for {planned} bytes")), "{name}: {refused}");
-            ensure!(device.memory() == loaded, "{name}: {:?}", device.memory());
-            ensure!(encoder.run(&tokens(&encoder, &[4]))?.len() == 1);
-            ensure!(device.memory() == loaded && device.active_pass_bytes() == 0, "{:?}", device.memory());
+        for name in ["tiny-long", "tiny-splade", "tiny-qwen3", "tiny-gemma", "tiny-modernbert"] {
+            takes_its_plan(name).with_context(|| name)?;
         }
+        Ok(())
+    }
+
+    fn takes_its_plan(name: &str) -> Result<()> {
+        let device = open()?;
+        let (before, held_before) = (device.memory(), outstanding()?);
+        let options = CudaOptions { cache: Some(cache()?), ..CudaOptions::default() };
+        let encoder = Encoder::load_cuda(&fixture(name), Arc::clone(&device), &options, 2)?;
+        let (loaded, held) = (device.memory(), outstanding()?);
+        let resident = encoder.resident_bytes();
+        ensure!(before.free - loaded.free == resident, "{before:?}, {loaded:?}");
+        ensure!((held - held_before) as u64 == resident, "{held_before} and {held} bytes are held");
+        let tokens_max = encoder.item_cost_max();
+        for lengths in [&[4][..], &[1, 0, 17, 3], &[tokens_max]] {
+            let items = tokens(&encoder, lengths);
+            let asked_before = allocated()?;
+            ensure!(encoder.run(&items)?.len() == lengths.len());
+            let (asked, planned) = (allocated()? - asked_before, encoder.pass_bytes(shape_of(&items)));
+            ensure!(asked as u64 == planned, "{asked} bytes for tokens of {lengths:?}, not {planned}");
+            ensure!(outstanding()? == held && device.memory() == loaded, "{:?}", device.memory());
+        }
+        // More than there is: the same error as on any device, and the device is well after it.
+        let of_one = encoder.pass_bytes(shape_of(&tokens(&encoder, &[tokens_max])));
+        let many = usize::try_from(2 * loaded.total / of_one)?;
+        let vast: Vec<Item> = tokens(&encoder, &vec![tokens_max; many]);
+        let planned = encoder.pass_bytes(shape_of(&vast));
+        let asked_before = allocated()?;
+        let refused = encoder.run(&vast).err().context("it has run")?;
+        ensure!(refused.to_string().contains(&format!("asked for {planned} bytes")), "{refused}");
+        ensure!(allocated()? == asked_before && outstanding()? == held, "{:?}", device.memory());
+        ensure!(device.memory() == loaded, "{:?}", device.memory());
+        ensure!(encoder.run(&tokens(&encoder, &[4]))?.len() == 1);
+        ensure!(device.memory() == loaded && device.active_pass_bytes() == 0, "{:?}", device.memory());
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 mod blame;
 mod device;
+mod device_lock;
 mod emulation;
 mod encoder;
 mod gpu_script;

@@ -46,7 +46,7 @@ fn preparations(folder: &TempDir) -> Result<Vec<String>> {
     let (pika, package) = (setting("VRAMQ_TEST_PYTHON")?, setting("VRAMQ_TEST_PACKAGE")?);
     Ok(vec![
         format!("cd {}; export HOME=$PWD XDG_STATE_HOME=$PWD", folder.path().display()),
-        format!("export PATH={}:$PATH", programs.display()),
+        format!("export PATH={}:$PATH VRAMQ__WORKER__HEARTBEAT_S=1", programs.display()),
         format!(
             "python() {{ case $1 in docs/clients/*) {} \"$@\" ;; *) {} \"$@\" ;; esac; }}",
             pika.display(),

@@ -29,7 +29,7 @@ on_one_setup!(
 const PROGRAMS: [&str; 3] = ["vramq", "vramq-worker", "vramq-gateway"];
 
 /// It reads its arguments itself. Its page is written by hand, and is that of `vramq run-model`, too.
-const RUN_MODEL: &str = "vramq-run-model";
+pub(super) const RUN_MODEL: &str = "vramq-run-model";
 
 /// Commands whose examples are run here. Those of `dlq` and `control` need jobs in a certain state: their own tests.
 const RUN: [&str; 13] = [
@@ -49,7 +49,7 @@ const RUN: [&str; 13] = [
 ];
 
 /// What a command, with its words, says to `--help`.
-async fn help(words: &[String]) -> Result<String> {
+pub(super) async fn help(words: &[String]) -> Result<String> {
     let mut command = command(&words[0])?;
     command.args(&words[1..]).arg("--help");
     let Ended { code, stdout, stderr } = run_to_end(command).await?;
@@ -73,14 +73,14 @@ fn subcommands(help: &str) -> Vec<String> {
 }
 
 /// A command, what it says of itself, and what the group says that it is in.
-struct Said {
-    words: Vec<String>,
-    own: String,
-    above: String,
+pub(super) struct Said {
+    pub(super) words: Vec<String>,
+    pub(super) own: String,
+    pub(super) above: String,
 }
 
 /// All commands of the programs.
-async fn commands() -> Result<Vec<Said>> {
+pub(super) async fn commands() -> Result<Vec<Said>> {
     let mut found = Vec::new();
     let mut waiting: Vec<_> = PROGRAMS.iter().map(|name| (vec![(*name).to_owned()], String::new())).collect();
     while let Some((words, above)) = waiting.pop() {
@@ -149,8 +149,11 @@ pub(super) fn shell(line: &str, folder: &Path, url: &str) -> Result<Command> {
 async fn examples_do_what_they_say(env: &mut TestEnv) -> Result<()> {
     let folder = scratch()?;
     let model = setting("VRAMQ_TEST_MODEL")?;
-    let worker = env
-        .spawn_bare_worker(&[&format!("model.minilm.path={}", model.display()), "model.echo.engine=echo"])?;
+    let worker = env.spawn_bare_worker(&[
+        &format!("model.minilm.path={}", model.display()),
+        "model.echo.engine=echo",
+        "worker.heartbeat_s=1",
+    ])?;
     worker.consuming().await?;
     for name in RUN {
         let words: Vec<_> = name.split(' ').map(str::to_owned).collect();

@@ -2,6 +2,7 @@
 
 mod clients;
 mod first_job;
+mod flags;
 mod help;
 mod model_tests;
 mod readme;

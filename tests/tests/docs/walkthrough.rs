@@ -32,7 +32,7 @@ fn job<T: Into<String>>(env: &TestEnv, id: &str, texts: impl IntoIterator<Item =
 
 async fn start(env: &mut TestEnv, name: &str, settings: &[&str]) -> Result<Worker> {
     let engine = format!("model.{MODEL}.engine=echo");
-    let worker = env.spawn_named(name, &[&[engine.as_str()], settings].concat())?;
+    let worker = env.spawn_named(name, &[&[engine.as_str(), "worker.heartbeat_s=1"], settings].concat())?;
     worker.consuming().await?;
     Ok(worker)
 }
@@ -108,8 +108,7 @@ async fn every_command_does_what_the_pages_say(env: &mut TestEnv) -> Result<()> 
     // A worker with one job on the device, for as long as the walk takes, and another that waits.
     let device = SharedDevice::new(64)?;
     let first = start(env, "worker-1", &device.settings().each_ref().map(String::as_str)).await?;
-    let lane = device.block()?;
-    let leave = lane.enter(true)?;
+    let leave = device.block().await?;
     for id in ["running", CANCELLED] {
         env.client.publish(MODEL, job(env, id, ["x", "y"])?).await?;
         until("the job in hand", async || {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
+use serde_json::Value;
 use tempfile::NamedTempFile;
 use vramq_schemas::{Reason, ReplyKind, topology};
 use vramq_tests::on_queue_types;
@@ -20,6 +21,7 @@ on_queue_types!(
     replies_to_nowhere,
     properties_that_would_stop_a_republish,
     headers_too_large_to_keep,
+    a_job_over_which_the_code_panics,
 );
 
 async fn jobs_for_nobody(env: &mut TestEnv) -> Result<()> {
@@ -305,5 +307,19 @@ async fn headers_too_large_to_keep(env: &mut TestEnv) -> Result<()> {
     env.client.publish(MODEL, good).await?;
     ensure!(replies.next().await?.kind()? == ReplyKind::Done);
     drop((dead, replies));
+    keeps_serving(env, &worker).await
+}
+
+async fn a_job_over_which_the_code_panics(env: &mut TestEnv) -> Result<()> {
+    env.announce("a failpoint is set");
+    env.announce("panicked");
+    let worker = env.worker(&["worker.drill=decode=panic,job=killer"]).await?;
+    let cases = [Rejected::new("killer", env.job("killer", ["x"])?, Reason::EngineFailed)];
+    rejected_and_reported(env, &cases).await?;
+    // Where the log is JSON, the panic is.
+    let line = worker.log.wait_for("panicked").await?;
+    let at = line.field("at").and_then(Value::as_str).context("no place in the line")?;
+    ensure!(at.contains("failpoint.rs:"), "{}", line.text());
+    ensure!(line.field("panic") == Some(&"made to panic by a failpoint".into()), "{}", line.text());
     keeps_serving(env, &worker).await
 }

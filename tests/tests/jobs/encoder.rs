@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use tokio::process::Command;
+use vramq_inference::engine::encoder::{ComputeType, CpuUnits, Level, Parts};
 use vramq_schemas::topology::dead_queue;
 use vramq_schemas::{Encoding, Output, Reason, ReplyKind};
 use vramq_tests::bert::{RandomBert, fixture, reference};
@@ -35,6 +36,7 @@ on_one_setup!(
     vramq_submit_says_by_its_code_what_was_wrong,
     a_model_that_does_not_fit_is_refused,
     a_model_that_is_not_there_is_refused,
+    the_doctor_and_the_log_name_the_units,
 );
 
 /// Texts and vectors of `inference/tests/fixtures`, made by an independent library.
@@ -282,6 +284,39 @@ async fn a_model_that_is_not_there_is_refused(env: &mut TestEnv) -> Result<()> {
     let worker = env.spawn_bare_worker(&["model.minilm.path=/no/such/folder"])?;
     ensure!(worker.exited().await? == Some(4), "{}", worker.log.text());
     ensure!(worker.log.text().contains("/no/such/folder"), "{}", worker.log.text());
+    Ok(())
+}
+
+/// The units that this CPU computes a type on, in words.
+fn units(dtype: ComputeType) -> String {
+    let vectors = CpuUnits::vectors(Level::best());
+    let units = match dtype {
+        ComputeType::F32 => vectors,
+        // Exact where the worker does not say otherwise.
+        _ => CpuUnits::amx(Parts::Split).unwrap_or(vectors),
+    };
+    units.to_string()
+}
+
+async fn the_doctor_and_the_log_name_the_units(env: &mut TestEnv) -> Result<()> {
+    let path = format!("model.{MODEL}.path={}", fixture("tiny-mean"));
+    for dtype in [ComputeType::Auto, ComputeType::F32] {
+        let (dtype, units) = (format!("model.{MODEL}.dtype={dtype}"), units(dtype));
+        let mut doctor = command("vramq-worker")?;
+        doctor.args(["doctor", "--set", &path, "--set", &dtype]);
+        let ended = run_to_end(doctor).await?;
+        ensure!(ended.code == Some(0), "{ended:?}");
+        // What else the CPU has comes behind it.
+        let said = format!("{MODEL}: computed in {units};");
+        ensure!(ended.stdout.contains(&said), "`{said}` is not in: {}", ended.stdout);
+
+        let worker = env.spawn_bare_worker(&[&path, &dtype])?;
+        worker.consuming().await?;
+        let line = worker.log.wait_for("chose the CPU units of the encoder").await?;
+        let logged = line.field("units").and_then(Value::as_str).context("no units")?;
+        ensure!(logged.starts_with(&format!("{units};")), "{}, not {units}", line.text());
+        worker.drain().await?;
+    }
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use vramq_schemas::withdrawal::{DIGEST, Digest, TYPE, Withdrawal};
 use vramq_schemas::{Output, Reason, ReplyKind, fields};
 use vramq_tests::client::Mailbox;
 use vramq_tests::job::Message;
-use vramq_tests::metrics::{Scrape, processes_run};
+use vramq_tests::metrics::{Scrape, figures, processes_run};
 use vramq_tests::on_one_setup;
 use vramq_tests::shared_device::SharedDevice;
 use vramq_tests::test_env::{MODEL, TestEnv};
@@ -24,6 +24,7 @@ on_one_setup!(
     a_program_that_ignores_the_cancel_is_ended_and_its_memory_comes_back,
     a_pass_that_another_job_needs_goes_on,
     a_drain_cancels_a_programs_pass_and_keeps_what_is_finished,
+    a_pass_that_waits_for_another_process_ends_at_once,
 );
 
 const ONE_PROCESS: &str = "instances = 1\nvram = { base_mib = 10, mib_per_unit = 1, learn = false }";
@@ -180,5 +181,31 @@ async fn a_drain_cancels_a_programs_pass_and_keeps_what_is_finished(env: &mut Te
     let (found, reply) = outputs(&mut env.replies().await?, "long").await?;
     ensure!(found.len() == 2 && pid_of(&found[0])? != pid_of(&found[1])?, "{found:?}");
     ensure!(reply.reply()?.attempt == 0, "{:?}", reply.reply());
+    next.drain().await
+}
+
+/// Another process keeps the device to itself. The passes of a withdrawn job, and of a drain, end while it does.
+async fn a_pass_that_waits_for_another_process_ends_at_once(env: &mut TestEnv) -> Result<()> {
+    let _served = Served::new(env, ONE_PROCESS, &[])?;
+    let device = SharedDevice::new(64)?;
+    let settings = device.settings();
+    let settings: Vec<_> = settings.iter().map(String::as_str).chain(["worker.drain_s=20"]).collect();
+    let worker = consuming(env, &settings).await?;
+    let mut replies = env.replies().await?;
+    let _alone = device.block().await?;
+    for id in ["gone", "held"] {
+        env.client.publish(MODEL, withdrawable(env, id, "echo it")?).await?;
+        let figure = "vramq_jobs_in_hand";
+        figures(&worker, "a pass of the job", |figures| figures.sum(figure) == 1).await?;
+        until_waiting(&worker, 0.0).await?;
+        if id == "gone" {
+            withdraw(env, id).await?;
+            is_withdrawn(&mut replies, id).await?;
+            figures(&worker, "no job", |figures| figures.sum(figure) == 0).await?;
+        }
+    }
+    worker.drain().await?;
+    let next = consuming(env, &[]).await?;
+    outputs(&mut replies, "held").await?;
     next.drain().await
 }

@@ -18,8 +18,7 @@ async fn prefetch_is_the_slots_and_no_more_is_ever_held(env: &mut TestEnv) -> Re
         let slots_max = format!("model.echo.slots_max={slots}");
         let worker = env.worker(&[&slots_max, &file, &memory, &reserve]).await?;
         // Passes wait for the device, so that nothing that the worker holds ends.
-        let lock = device.block()?;
-        let busy = lock.enter(true)?;
+        let busy = device.block().await?;
         let mut replies = env.replies().await?;
         let jobs = slots * 2 + 5;
         for at in 0..jobs {

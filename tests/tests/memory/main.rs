@@ -4,4 +4,5 @@ mod device_memory;
 mod host_memory;
 mod memory_growth;
 mod out_of_memory;
+mod rerankers;
 mod soak;

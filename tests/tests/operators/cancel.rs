@@ -1,8 +1,12 @@
 //! Cancelled jobs: the answers to the operator are true, wherever the job is at that moment.
 
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use vramq_schemas::control::{Answer, Command, Outcome};
@@ -10,6 +14,7 @@ use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::client::Mailbox;
 use vramq_tests::metrics::Scrape;
+use vramq_tests::named_pipe::named_pipe;
 use vramq_tests::operator::Operator;
 use vramq_tests::shared_device::SharedDevice;
 use vramq_tests::test_env::{MODEL, TestEnv};
@@ -40,31 +45,40 @@ async fn holds(worker: &Worker, in_hand: f64, waiting: f64) -> Result<()> {
 
 async fn a_job_is_cancelled_at_every_stage(env: &mut TestEnv) -> Result<()> {
     env.announce("job dead-lettered");
+    env.announce("a failpoint is set");
     let (device, proxy) = (SharedDevice::new(8)?, env.proxy().await?);
+    let folder = tempfile::tempdir()?;
+    let pipe = folder.path().join("running");
+    named_pipe(&pipe)?;
     let mut settings = device.settings().to_vec();
     settings.push(format!("broker.url={}", proxy.url()));
+    settings.push(format!("worker.drill=pass=hang,job=running,tickets={}", pipe.display()));
     let worker = env.worker(&settings.iter().map(String::as_str).collect::<Vec<_>>()).await?;
     let mut operator = Operator::new(env).await?;
     let mut replies = env.replies().await?;
     let mut dead = env.dead_letters().await?;
-    let lane = device.block()?;
-    let leave = lane.enter(true)?;
-    env.client.publish(MODEL, env.job("running", ["x", "y"])?).await?;
+    let leave = device.block().await?;
+    env.client.publish(MODEL, env.job("in line", ["x", "y"])?).await?;
     holds(&worker, 1.0, 0.0).await?;
     env.client.publish(MODEL, env.job("waiting", ["x"])?).await?;
     holds(&worker, 2.0, 1.0).await?;
 
-    // One that waits is gone at once.
-    operator.tell(&worker, &cancel("waiting")).await?;
-    is_stopped(&mut operator, &device).await?;
-    is_buried(&mut replies, &mut dead, "waiting").await?;
-    holds(&worker, 1.0, 0.0).await?;
+    // One that waits is gone at once, also if its pass waits for another process only.
+    for (id, held) in [("waiting", 1.0), ("in line", 0.0)] {
+        operator.tell(&worker, &cancel(id)).await?;
+        is_stopped(&mut operator, &device).await?;
+        is_buried(&mut replies, &mut dead, id).await?;
+        holds(&worker, held, 0.0).await?;
+    }
+    drop(leave);
 
     // One that runs when its pass has ended, and not before.
+    env.client.publish(MODEL, env.job("running", ["x", "y"])?).await?;
+    let runs = until("a pass of the job", async || reader_of(&pipe)).await?;
     operator.tell(&worker, &cancel("running")).await?;
     ensure!(operator.answer().await?.outcome == Outcome::Requested);
     ensure!(operator.hears_nothing().await?, "a pass that runs is said to have stopped");
-    drop(leave);
+    drop(runs);
     let stopped = operator.answer().await?;
     ensure!(stopped.outcome == Outcome::Stopped && !stopped.last, "{stopped:?}");
     memory_is_back(&operator.answer().await?, &device)?;
@@ -88,11 +102,20 @@ async fn a_job_is_cancelled_at_every_stage(env: &mut TestEnv) -> Result<()> {
     let scrape = Scrape::of(&worker).await?;
     let counted =
         |outcome| scrape.sum("vramq_control_commands_total", &[("command", "cancel"), ("outcome", outcome)]);
-    ensure!((counted("memory-back"), counted("too-late"), counted("not-here")) == (2.0, 1.0, 4.0));
-    ensure!(scrape.sum("vramq_jobs_dead_lettered_total", &[("reason", "cancelled")]) == 2.0);
+    ensure!((counted("memory-back"), counted("too-late"), counted("not-here")) == (3.0, 1.0, 4.0));
+    ensure!(scrape.sum("vramq_jobs_dead_lettered_total", &[("reason", "cancelled")]) == 3.0);
     env.client.publish(MODEL, env.job("next", ["x"])?).await?;
     ensure!(replies.next().await?.kind()? == ReplyKind::Done);
     Ok(())
+}
+
+/// The writing end of a named pipe; `None` while nobody has it open for reading.
+fn reader_of(pipe: &Path) -> Result<Option<OwnedFd>> {
+    match rustix::fs::open(pipe, OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(writer) => Ok(Some(writer)),
+        Err(Errno::NXIO) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 async fn is_stopped(operator: &mut Operator, device: &SharedDevice) -> Result<()> {
@@ -135,7 +158,7 @@ async fn listens(env: &TestEnv) -> Result<()> {
 /// `vramq control cancel JOB`; what it says when it has ended with 0.
 async fn cancelled_by_command(env: &TestEnv, job: &str) -> Result<String> {
     listens(env).await?;
-    let ended = vramq(&env.url, &["control", "cancel", job, "--expect", "1", "--timeout", PATIENT]).await?;
+    let ended = vramq(&env.url, &["control", "cancel", job, "--expect", "1", "--wait", PATIENT]).await?;
     ensure!(ended.code == Some(0), "{ended:?}");
     Ok(ended.stdout)
 }
@@ -186,8 +209,7 @@ async fn a_job_that_waits_for_memory_is_cancelled_at_once(env: &mut TestEnv) -> 
     let settings: Vec<_> = settings.iter().map(String::as_str).chain(["model.echo.pass_tokens=4"]).collect();
     let worker = env.worker(&settings).await?;
     let (mut replies, mut dead) = (env.replies().await?, env.dead_letters().await?);
-    let leave = device.block()?;
-    let leave = leave.enter(true)?;
+    let leave = device.block().await?;
     let exclusive = env.job("exclusive", ["x"])?.with_header("exclusive", true.into()).as_worker();
     env.client.publish(MODEL, exclusive).await?;
     holds(&worker, 1.0, 0.0).await?;
@@ -209,19 +231,19 @@ async fn a_job_that_waits_for_memory_is_cancelled_at_once(env: &mut TestEnv) -> 
 }
 
 async fn a_worker_that_dies_over_a_cancellation_is_not_waited_for(env: &mut TestEnv) -> Result<()> {
-    let queue = jobs_queue(MODEL);
-    env.leave(&queue);
-    let device = SharedDevice::new(8)?;
-    let mut settings = device.settings().to_vec();
-    settings.push("worker.heartbeat_s=1".to_owned());
-    let worker = env.worker(&settings.iter().map(String::as_str).collect::<Vec<_>>()).await?;
-    let lane = device.block()?;
-    let _leave = lane.enter(true)?;
+    env.leave(&jobs_queue(MODEL));
+    env.announce("a failpoint is set");
+    let folder = tempfile::tempdir()?;
+    let pipe = folder.path().join("running");
+    named_pipe(&pipe)?;
+    let hang = format!("worker.drill=pass=hang,job=running,tickets={}", pipe.display());
+    let worker = env.worker(&["worker.heartbeat_s=1", &hang]).await?;
+    // The pass ends with the worker only, so that the cancellation cannot be answered before.
     env.client.publish(MODEL, env.job("running", ["x"])?).await?;
-    holds(&worker, 1.0, 0.0).await?;
+    let _runs = until("a pass of the job", async || reader_of(&pipe)).await?;
     listens(env).await?;
     let mut cancel = command("vramq")?;
-    cancel.args(["control", "--broker-url", &env.url, "cancel", "running", "--timeout", "20s"]);
+    cancel.args(["control", "--broker-url", &env.url, "cancel", "running", "--wait", "20s"]);
     let mut cancel = cancel.stdout(Stdio::piped()).spawn()?;
     let mut lines = BufReader::new(cancel.stdout.take().context("no output")?).lines();
     let line = lines.next_line().await?.context("the command prints no line")?;

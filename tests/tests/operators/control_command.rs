@@ -10,6 +10,7 @@ use serde_json::Value;
 use tokio::process::Command;
 use tokio::time::timeout;
 use vramq_schemas::ReplyKind;
+use vramq_tests::metrics::figures;
 use vramq_tests::node::Node;
 use vramq_tests::ports::ClosedPort;
 use vramq_tests::programs::program;
@@ -63,7 +64,7 @@ async fn workers<const N: usize>(env: &mut TestEnv) -> Result<[Worker; N]> {
 
 async fn commands_reach_all_or_selected_workers(env: &mut TestEnv) -> Result<()> {
     let [first, second] = workers(env).await?;
-    let paused = control(env, &["pause", "--all", "--expect", "2", "--timeout", PATIENT]).await?;
+    let paused = control(env, &["pause", "--all", "--expect", "2", "--wait", PATIENT]).await?;
     ensure!(paused.code == Some(0), "{paused:?}");
     for worker in [&first, &second] {
         let line = format!("{}\tdone\ttakes no more jobs; 0 unacknowledged jobs go on\n", worker.name);
@@ -71,7 +72,7 @@ async fn commands_reach_all_or_selected_workers(env: &mut TestEnv) -> Result<()>
         worker.answers("/readyz", 503).await?;
     }
     // Without a number it listens for those that may still answer.
-    let resumed = control(env, &["resume", "--all", "--timeout", ANSWERED, "--json"]).await?;
+    let resumed = control(env, &["resume", "--all", "--wait", ANSWERED, "--json"]).await?;
     ensure!(resumed.code == Some(0), "{resumed:?}");
     let lines = resumed.stdout.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
     ensure!(
@@ -81,11 +82,11 @@ async fn commands_reach_all_or_selected_workers(env: &mut TestEnv) -> Result<()>
 
     let set = control(
         env,
-        &["set", "log=debug", "--worker", &first.name, "--worker", &second.name, "--timeout", PATIENT],
+        &["set", "log=debug", "--worker", &first.name, "--worker", &second.name, "--wait", PATIENT],
     )
     .await?;
     ensure!(set.code == Some(0) && set.stdout.lines().count() == 2, "{set:?}");
-    let drained = control(env, &["drain", "--worker", &first.name, "--timeout", PATIENT]).await?;
+    let drained = control(env, &["drain", "--worker", &first.name, "--wait", PATIENT]).await?;
     ensure!(drained.code == Some(0), "{drained:?}");
     ensure!(first.exited().await? == Some(0) && second.is_running());
     // A word that is no level would end the logs.
@@ -94,7 +95,7 @@ async fn commands_reach_all_or_selected_workers(env: &mut TestEnv) -> Result<()>
         misspelt.code == Some(2) && misspelt.stderr.contains("`wran` is not a log level"),
         "{misspelt:?}"
     );
-    let refused = control(env, &["set", "log=[", "--all", "--expect", "1", "--timeout", PATIENT]).await?;
+    let refused = control(env, &["set", "log=[", "--all", "--expect", "1", "--wait", PATIENT]).await?;
     ensure!(refused.code == Some(1) && refused.stdout.contains("refused"), "{refused:?}");
     Ok(())
 }
@@ -103,15 +104,14 @@ async fn a_worker_that_does_not_answer_is_named(env: &mut TestEnv) -> Result<()>
     let [first, second] = workers(env).await?;
     second.signal(Signal::STOP)?;
     let output =
-        control(env, &["pause", "--worker", &first.name, "--worker", &second.name, "--timeout", ANSWERED])
+        control(env, &["pause", "--worker", &first.name, "--worker", &second.name, "--wait", ANSWERED])
             .await?;
     second.signal(Signal::CONT)?;
     ensure!(output.code == Some(1), "{output:?}");
     ensure!(output.stdout.starts_with(&first.name) && output.stdout.lines().count() == 1, "{output:?}");
     ensure!(output.stderr.contains(&format!("{}\tno answer within {ANSWERED}", second.name)), "{output:?}");
     let unknown =
-        control(env, &["pause", "--worker", "nobody", "--worker", &first.name, "--timeout", ANSWERED])
-            .await?;
+        control(env, &["pause", "--worker", "nobody", "--worker", &first.name, "--wait", ANSWERED]).await?;
     ensure!(
         unknown.code == Some(1) && unknown.stderr.contains("nobody\tno worker of this name takes commands"),
         "{unknown:?}"
@@ -124,10 +124,11 @@ async fn a_job_is_cancelled_by_its_id(env: &mut TestEnv) -> Result<()> {
     let device = SharedDevice::new(8)?;
     let worker = env.worker(&device.settings().each_ref().map(String::as_str)).await?;
     listens(env, &worker).await?;
-    let lane = device.block()?;
-    let leave = lane.enter(true)?;
+    let leave = device.block().await?;
     env.client.publish(MODEL, env.job("4711", ["x"])?).await?;
-    let cancelling = control(env, &["cancel", "4711", "--timeout", PATIENT]);
+    // Deliveries and commands come on different channels, in any order.
+    figures(&worker, "the job", |figures| figures.sum("vramq_jobs_in_hand") == 1).await?;
+    let cancelling = control(env, &["cancel", "4711", "--wait", PATIENT]);
     let freed = async {
         worker.log.wait_for("\"outcome\":\"requested\"").await?;
         drop(leave);
@@ -139,7 +140,7 @@ async fn a_job_is_cancelled_by_its_id(env: &mut TestEnv) -> Result<()> {
     ensure!(outcomes == ["requested", "stopped", "memory-back"], "{cancelled:?}");
     ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Failed);
     ensure!(env.dead_letters().await?.next().await?.id() == "4711");
-    let again = control(env, &["cancel", "4711", "--expect", "1", "--timeout", PATIENT]).await?;
+    let again = control(env, &["cancel", "4711", "--expect", "1", "--wait", PATIENT]).await?;
     ensure!(again.code == Some(1) && again.stdout.contains("\tnot-here\t"), "{again:?}");
     Ok(())
 }
@@ -148,8 +149,14 @@ async fn nobody_is_there(env: &mut TestEnv) -> Result<()> {
     // Makes the exchanges.
     let [worker] = workers(env).await?;
     worker.drain().await?;
-    let output = control(env, &["pause", "--all", "--timeout", "1s"]).await?;
+    let output = control(env, &["pause", "--all", "--wait", "1s"]).await?;
     ensure!(output.code == Some(1) && output.stderr.contains("no worker answers"), "{output:?}");
+    ensure!(!output.stderr.contains("warning"), "{output:?}");
+    let of_old = control(env, &["pause", "--all", "--timeout", "1s"]).await?;
+    ensure!(
+        of_old.code == Some(1) && of_old.stderr.contains("warning: --timeout is now --wait"),
+        "{of_old:?}"
+    );
     let nobody = ClosedPort::new()?;
     let mut unreachable = command("vramq")?;
     unreachable.args([
@@ -177,7 +184,7 @@ async fn an_output_that_takes_nothing_ends_the_command(env: &mut TestEnv) -> Res
     for (stdout, code, says) in [(Stdio::from(closed), 141, ""), (full()?, 1, "error: write the answers: ")] {
         let mut pause = command("vramq")?;
         pause.args(["control", "pause", "--worker", &worker.name, "--broker-url", &env.url]);
-        pause.args(["--timeout", PATIENT]);
+        pause.args(["--wait", PATIENT]);
         let pause = pause.stdout(stdout).stderr(Stdio::piped()).spawn()?;
         let ended =
             timeout(DEADLINE, pause.wait_with_output()).await.context("the command does not end")??;
@@ -261,7 +268,7 @@ async fn without_channels_for_operators_jobs_go_on(env: &mut TestEnv, node: &Nod
     counter.collect(&mut env.replies().await?, JOBS).await?;
     ensure!(worker.log.count("allows this user no channels") == 1, "{}", worker.log.text());
     ensure!(worker.log.count("session lost") == cut, "{}", worker.log.text());
-    let output = control(env, &["pause", "--worker", &worker.name, "--timeout", "1s"]).await?;
+    let output = control(env, &["pause", "--worker", &worker.name, "--wait", "1s"]).await?;
     ensure!(output.code != Some(0), "{output:?}");
     ensure!(worker.get("/readyz").await?.0 == 200 && worker.get("/livez").await?.0 == 200);
     worker.drain().await

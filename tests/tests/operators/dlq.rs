@@ -176,7 +176,7 @@ async fn dead_letters_of_the_broker_are_restored_unchanged(env: &mut TestEnv) ->
     after[0]["headers"].as_object_mut().context("no headers")?.remove("publish-seq");
     ensure!(after == before, "{after:?}\nnot\n{before:?}");
     operator
-        .run_for(0, &["retry", "late", "--yes", "--set", "expiration=10m", "--set", "batch-hint=3"])
+        .run_for(0, &["retry", "late", "--yes", "--change", "expiration=10m", "--change", "batch-hint=3"])
         .await?;
     let worker = env.worker(&[]).await?;
     let answer = env.replies().await?.next().await?;
@@ -262,6 +262,8 @@ async fn changes_are_refused_or_logged(env: &mut TestEnv) -> Result<()> {
     // Where it cannot be put on record, it is not done.
     let refused = operator.run(&["retry", "job-2", "--yes", "--action-log", "/proc/nothing/log"]).await?;
     ensure!(refused.code == Some(2), "{}", refused.stderr);
+    let of_old = operator.run(&["retry", "job-2", "--dry-run", "--set", "batch-hint=3"]).await?;
+    ensure!(of_old.code == Some(0) && of_old.stderr.contains("warning: --set is now --change"), "{of_old:?}");
     // Elsewhere --log is what to log.
     let renamed = operator.run(&["retry", "job-2", "--yes", "--log", "actions.jsonl"]).await?;
     ensure!(renamed.code == Some(2) && renamed.stderr.contains("--action-log"), "{}", renamed.stderr);
@@ -293,7 +295,8 @@ async fn without_a_model_those_of_the_workers_are_read(env: &mut TestEnv) -> Res
     let unknown = operator.run_without_model(&["list"]).await?;
     ensure!(unknown.code == Some(1) && unknown.stderr.contains("give --model NAME"), "{}", unknown.stderr);
 
-    let worker = env.worker(&["model.other.engine=echo", "model.empty.engine=echo"]).await?;
+    let models = ["model.other.engine=echo", "model.empty.engine=echo"];
+    let worker = env.worker(&[&models[..], &["worker.heartbeat_s=1"]].concat()).await?;
     let elsewhere = letter("elsewhere", Reason::EngineFailed, "a text")?
         .with_header("traceparent", AMQPValue::LongString(format!("00-{TRACE}-00f067aa0ba902b7-01").into()));
     env.client.publish_to_queue(&dead_queue("other"), &[elsewhere]).await?;

@@ -2,6 +2,7 @@
 //! RabbitMQ.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
@@ -10,16 +11,17 @@ use tokio::process::Command;
 use vramq_tests::fake_cuda::{driver, library_path, nvml};
 use vramq_tests::node::Node;
 use vramq_tests::programs::{echo_program, root};
-use vramq_tests::prometheus::{Prometheus, promtool, shipped};
+use vramq_tests::prometheus::{Prometheus, program, promtool, shipped};
 use vramq_tests::promql::{grouped_by, selectors};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::worker::{Worker, run_to_end};
+use vramq_tests::worker::{Ended, Worker, run_to_end};
 use vramq_tests::{on_one_setup, on_own_node};
 
 on_one_setup!(
     the_rules_fire_when_they_should_and_not_otherwise,
     every_alert_is_explained,
+    alerts_lead_to_the_documentation_where_it_is_served,
     the_image_checks_the_health_of_its_worker,
 );
 on_own_node!(every_query_finds_what_it_asks_for);
@@ -51,26 +53,75 @@ fn alerts() -> Result<Vec<String>> {
     Ok(rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).map(str::to_owned).collect())
 }
 
-/// What stands for the address of the documentation as a site: one text, so that one `sed` replaces it.
-const DOCUMENTATION: &str = "https://vramq.example.org";
-
 async fn every_alert_is_explained(_: &mut TestEnv) -> Result<()> {
     let rules = std::fs::read_to_string(shipped().join("rules.yml"))?;
+    let of_chart = std::fs::read_to_string(root().join("deploy/helm/vramq/rules.yml"))?;
+    ensure!(of_chart == rules, "deploy/helm/vramq/rules.yml is not a copy of deploy/prometheus/rules.yml");
     let guide = std::fs::read_to_string(root().join("docs/operating.md"))?;
     let explained: BTreeSet<_> = guide.lines().filter_map(|line| line.strip_prefix("### Vramq")).collect();
     let alerts = alerts()?;
     ensure!(!alerts.is_empty());
     for alert in &alerts {
-        let runbook = format!("runbook_url: {DOCUMENTATION}/operating.html#{}\n", alert.to_lowercase());
+        let runbook = format!("runbook: docs/operating.md#{}\n", alert.to_lowercase());
         ensure!(rules.contains(&runbook), "{alert} does not say where it is explained");
         let name = alert.strip_prefix("Vramq").context("another name")?;
         ensure!(explained.contains(name), "docs/operating.md has no heading {alert}");
     }
-    ensure!(guide.contains(DOCUMENTATION), "docs/operating.md does not say what {DOCUMENTATION} stands for");
     ensure!(
         explained.len() == alerts.len(),
         "docs/operating.md explains alerts that there are not: {explained:?}"
     );
+    Ok(())
+}
+
+/// Runs Prometheus as docker-compose.yml does, with its folders in `folder`, up to the point where it prints its version.
+async fn start_of_compose(folder: &Path, runbooks: &str) -> Result<Ended> {
+    let file = std::fs::read_to_string(root().join("docker-compose.yml"))?;
+    let service = file.split_once("\n  prometheus:\n").context("no Prometheus")?.1;
+    let script = service.split_once("      - >-\n").context("no script")?.1;
+    let script = script.split_once("      - prometheus\n").context("not under its name")?.0;
+    let (shipped, data) = (shipped(), folder.join("data"));
+    let script = script
+        .replace("/etc/prometheus", &shipped.to_string_lossy())
+        .replace("/prometheus/config", &data.to_string_lossy())
+        .replace("$$", "$")
+        .replace('\n', " ");
+    let path = program("prometheus")?.parent().context("no folder")?.to_owned();
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", &script, "prometheus", "--version"]).env("VRAMQ_RUNBOOKS", runbooks);
+    command.env("PATH", format!("{}:/usr/bin:/bin", path.display()));
+    run_to_end(command).await
+}
+
+async fn alerts_lead_to_the_documentation_where_it_is_served(_: &mut TestEnv) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let written = folder.path().join("data/rules.yml");
+    let started = start_of_compose(folder.path(), "").await?;
+    ensure!(started.code == Some(0) && started.stdout.contains("prometheus, version"), "{started:?}");
+    let shipped = std::fs::read_to_string(shipped().join("rules.yml"))?;
+    ensure!(
+        std::fs::read_to_string(&written)? == shipped,
+        "without an address they are not as they are shipped"
+    );
+
+    let started = start_of_compose(folder.path(), "https://docs.internal/vramq/").await?;
+    ensure!(started.code == Some(0), "{started:?}");
+    let rules = std::fs::read_to_string(&written)?;
+    for alert in alerts()? {
+        let name = alert.to_lowercase();
+        let runbook = format!("runbook_url: https://docs.internal/vramq/operating.html#{name}\n");
+        ensure!(rules.contains(&runbook), "{alert} does not lead there:\n{rules}");
+    }
+    ensure!(!rules.contains("runbook:"), "{rules}");
+    promtool(&["check", "config", "prometheus.yml"], &folder.path().join("data")).await?;
+
+    for wrong in
+        ["docs.internal/vramq", "https://docs.internal/a#b", "https://docs.internal/a&b", "https:///", "'"]
+    {
+        let started = start_of_compose(folder.path(), wrong).await?;
+        ensure!(started.code == Some(2) && started.stdout.is_empty(), "{wrong}: {started:?}");
+        ensure!(started.stderr.contains("not the address of a documentation"), "{wrong}: {started:?}");
+    }
     Ok(())
 }
 

@@ -14,7 +14,12 @@ use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::SILENCE;
 use vramq_tests::worker::Worker;
 
-on_queue_types!(before_and_after_the_answer, between_part_and_requeue, around_the_dead_letter,);
+on_queue_types!(
+    before_and_after_the_answer,
+    between_part_and_requeue,
+    around_the_dead_letter,
+    a_panic_of_the_event_loop,
+);
 
 /// A job of so many items, ten a pass.
 const ITEMS: usize = 40;
@@ -155,4 +160,21 @@ async fn around_the_dead_letter(env: &mut TestEnv) -> Result<()> {
         while replies.next_within(SILENCE).await?.is_some() {}
     }
     Ok(())
+}
+
+/// The worker ends, and by its exit code asks for a restart.
+async fn a_panic_of_the_event_loop(env: &mut TestEnv) -> Result<()> {
+    for text in ["a failpoint is set", "panicked"] {
+        env.announce(text);
+    }
+    let worker = env.worker(&["worker.drill=received=panic,job=killer"]).await?;
+    let mut replies = env.replies().await?;
+    env.client.publish(MODEL, env.job("killer", items(3))?).await?;
+    let code = worker.exited().await?;
+    ensure!(code == Some(5), "it ended with {code:?}:\n{}", worker.log.text());
+    env.vhost.workers_are_disconnected().await?;
+    let heir = env.worker(&[]).await?;
+    let came = replies_to(env, &heir, &mut replies, "killer", 1).await?;
+    ensure!(repeats(&came, &items(3))? == [0, 0, 0], "{came:?}");
+    heir.drain().await
 }

@@ -59,7 +59,7 @@ async fn hold_jobs(env: &TestEnv, workers: u64) -> Result<()> {
 }
 
 async fn a_killed_workers_jobs_are_answered_by_another(env: &mut TestEnv) -> Result<()> {
-    let mut device = BlockedDevice::new()?;
+    let mut device = BlockedDevice::new().await?;
     let (killed, other) = (waiting_worker(env, &device).await?, waiting_worker(env, &device).await?);
     let mut replies = env.replies().await?;
     hold_jobs(env, 2).await?;
@@ -103,7 +103,7 @@ async fn a_worker_killed_in_full_flow_loses_nothing(env: &mut TestEnv) -> Result
 }
 
 async fn a_drained_worker_loses_nothing_and_repeats_nothing(env: &mut TestEnv) -> Result<()> {
-    let mut device = BlockedDevice::new()?;
+    let mut device = BlockedDevice::new().await?;
     let (drained, other) = (waiting_worker(env, &device).await?, waiting_worker(env, &device).await?);
     let mut replies = env.replies().await?;
     hold_jobs(env, 2).await?;

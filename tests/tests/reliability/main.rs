@@ -2,6 +2,7 @@
 
 mod addresses;
 mod broker_faults;
+mod channels;
 mod connections;
 mod crashes;
 mod credentials;

@@ -102,7 +102,7 @@ async fn a_job_whose_pass_never_ends_is_dead_lettered(env: &mut TestEnv) -> Resu
 /// Workers that are killed from outside, again and again, with unacknowledged jobs: all jobs are answered.
 async fn jobs_of_workers_that_are_killed_from_outside_are_answered(env: &mut TestEnv) -> Result<()> {
     env.announce("it will run in isolation");
-    let mut device = BlockedDevice::new()?;
+    let mut device = BlockedDevice::new().await?;
     let settings = device.settings();
     let settings: Vec<_> = settings.iter().map(String::as_str).collect();
     let mut replies = env.replies().await?;
@@ -146,7 +146,7 @@ async fn a_lost_connection_is_charged_to_no_job(env: &mut TestEnv) -> Result<()>
     for text in ["session lost", "will redeliver the unacknowledged jobs", "no session yet"] {
         env.announce(text);
     }
-    let mut device = BlockedDevice::new()?;
+    let mut device = BlockedDevice::new().await?;
     let settings = device.settings();
     let worker = env.worker(&settings.iter().map(String::as_str).collect::<Vec<_>>()).await?;
     let mut replies = env.replies().await?;

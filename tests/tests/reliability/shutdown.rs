@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use tokio::net::TcpListener;
 use vramq_schemas::topology::jobs_queue;
+use vramq_tests::blocked_device::BlockedDevice;
 use vramq_tests::metrics::figures;
 use vramq_tests::ports::ClosedPort;
 use vramq_tests::test_env::{MODEL, TestEnv};
@@ -29,6 +30,7 @@ on_queue_types!(
     an_idle_worker_ends_at_once,
     a_second_signal_ends_a_drain,
     a_drain_has_a_deadline,
+    a_drain_does_not_wait_for_the_pass_of_another_process,
     a_drain_leaves_no_answered_job
 );
 on_one_setup!(a_signal_before_a_connection_stands, a_signal_while_the_broker_is_away);
@@ -81,6 +83,23 @@ async fn a_drain_has_a_deadline(env: &mut TestEnv) -> Result<()> {
     // Less than the deadline that it has if nobody sets one.
     ensure!(worker.exited_within(Duration::from_secs(20)).await? == Some(1));
     is_served_by_the_next(env).await
+}
+
+/// Another process keeps the device to itself for longer than the drain takes. No crash is counted for the job.
+async fn a_drain_does_not_wait_for_the_pass_of_another_process(env: &mut TestEnv) -> Result<()> {
+    let device = BlockedDevice::new().await?;
+    let settings = device.settings();
+    let settings: Vec<_> = settings.iter().map(String::as_str).chain(["worker.drain_s=20"]).collect();
+    let worker = env.worker(&settings).await?;
+    env.client.publish(MODEL, env.job("held", ["x"])?).await?;
+    figures(&worker, "a pass of the job", |figures| figures.sum("vramq_admitted_bytes_total") > 0).await?;
+    worker.drain().await?;
+    let next = env.worker(&[]).await?;
+    let reply = env.replies().await?.next().await?;
+    ensure!(reply.id() == "held" && reply.reply()?.worker == next.name);
+    ensure!(next.log.find("workers were lost while they held the job").is_none(), "{}", next.log.text());
+    drop(device);
+    next.drain().await
 }
 
 async fn a_signal_before_a_connection_stands(env: &mut TestEnv) -> Result<()> {

@@ -43,27 +43,15 @@ impl<'a> Silence<'a> {
     /// From now on the queues confirm nothing.
     pub(crate) async fn begin(&self, env: &TestEnv) -> Result<()> {
         match self {
-            Self::Suspended(node, queues) => suspend(env, node, queues, "suspend").await,
+            Self::Suspended(node, queues) => node.suspend(&env.vhost.name, queues).await,
             Self::NoMajority(peer) => peer.kill().await,
         }
     }
 
     pub(crate) async fn end(&self, env: &TestEnv) -> Result<()> {
         match self {
-            Self::Suspended(node, queues) => suspend(env, node, queues, "resume").await,
+            Self::Suspended(node, queues) => node.resume(&env.vhost.name, queues).await,
             Self::NoMajority(peer) => peer.restart().await,
         }
     }
-}
-
-/// Suspends or resumes the processes of queues.
-async fn suspend(env: &TestEnv, node: &Node, queues: &[String], act: &str) -> Result<()> {
-    let vhost = &env.vhost.name;
-    let names: Vec<_> = queues.iter().map(|queue| format!("<<\"{queue}\">>")).collect();
-    let eval = format!(
-        "[begin {{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"{vhost}\">>, queue, Name)), \
-         ok = sys:{act}(amqqueue:get_pid(Q)) end || Name <- [{}]].",
-        names.join(", ")
-    );
-    node.ctl(&["eval", &eval]).await.map(drop)
 }

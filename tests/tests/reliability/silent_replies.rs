@@ -135,7 +135,7 @@ impl Beside {
         env.announce("job dead-lettered");
         env.leave(&dead_queue(MODEL));
         let (owner, neighbour) = (Caller::new(env, "owner").await?, Caller::new(env, "neighbour").await?);
-        let worker = env.worker(&["broker.confirm_s=20", "model.echo.slots_max=128"]).await?;
+        let worker = env.worker(&["broker.confirm_s=40", "model.echo.slots_max=128"]).await?;
         Ok(Self { owner, neighbour, worker })
     }
 }
@@ -220,7 +220,7 @@ async fn a_first_reply_that_is_not_confirmed_holds_up_no_other_caller(
     for name in NEIGHBOURS {
         neighbours.push(Caller::new(env, name).await?);
     }
-    let worker = env.worker(&["broker.confirm_s=20", &format!("model.echo.slots_max={SLOTS}")]).await?;
+    let worker = env.worker(&["broker.confirm_s=40", &format!("model.echo.slots_max={SLOTS}")]).await?;
     let silence = Silence::declare(env, node, &[SILENT.to_owned()]).await?;
     neighbours[0].publish(neighbours[0].job("before", ["x"])?).await?;
     ensure!(neighbours[0].mailbox().await?.next().await?.id() == "before");

@@ -156,7 +156,7 @@ async fn least_permissions_suffice(env: &mut TestEnv) -> Result<()> {
         Ok((output.code == Some(0)).then_some(output))
     });
     ensure!(paused.await?.stdout.contains("\tdone\t"));
-    let resume = ["control", "resume", "--worker", &worker.name, "--timeout", "60s"];
+    let resume = ["control", "resume", "--worker", &worker.name, "--wait", "60s"];
     let resumed = vramq(&of_operator, &resume).await?;
     ensure!(resumed.code == Some(0), "{resumed:?}");
     for url in [&of_operator, &of_watcher] {
@@ -340,7 +340,7 @@ async fn commands_can_be_switched_off(env: &mut TestEnv) -> Result<()> {
         let confirm = env.client.publish_to(CONTROL_EXCHANGE, &key, message).await?;
         ensure!(matches!(confirm, Confirmation::Ack(Some(_))), "somebody listens for commands under `{key}`");
     }
-    let output = vramq(&env.url, &["control", "drain", "--worker", &worker.name, "--timeout", "1s"]).await?;
+    let output = vramq(&env.url, &["control", "drain", "--worker", &worker.name, "--wait", "1s"]).await?;
     ensure!(output.code == Some(1) && output.stderr.contains("worker.control is off"), "{output:?}");
     env.client.publish(MODEL, env.job("next", ["x"])?).await?;
     ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Done);

@@ -312,9 +312,9 @@ fn is_cause(cause: Cause, before: &JobHeaders, headers: &JobHeaders, route: &Rou
         Cause::TargetQueueFull => waited,
         Cause::ReplyQueueFull => waited && !ran_out,
         Cause::StoreUnavailable | Cause::ScratchFull => headers.store_waits > before.store_waits && !ran_out,
-        Cause::Suspect => matches!(route, Route::Quarantine) && !ran_out,
+        Cause::Quarantine => matches!(route, Route::Quarantine) && !ran_out,
         Cause::Bulk | Cause::Turn => !ran_out,
-        Cause::Counted | Cause::HandedOver => !ran_out && !waited,
+        Cause::Counted | Cause::Unfinished => !ran_out && !waited,
         Cause::WrongRevision => headers.revision_waits > before.revision_waits && !ran_out,
         Cause::Moved => headers.moved && matches!(route, Route::OtherWorkers(_)) && !ran_out,
     }
