@@ -5,7 +5,7 @@
 
 Needs `pip install transformers` and no weights. Each case is a fixture, what is
 changed in its files, and the ids that transformers' AutoTokenizer makes of some
-texts then. Which keys of sentence-transformers' files reach the tokenizer, and
+texts then; `null` where the model has no embedding of one of them. Which keys of sentence-transformers' files reach the tokenizer, and
 its `do_lower_case`, are as in its `Transformer` (6.2): it is not imported,
 because it needs PyTorch.
 """
@@ -31,11 +31,43 @@ TEXTS = [
     "  two  spaces\n",
     "the city was part of the state and of the war " * 3,
     " \t ",
+    "[cls] xfoox  <Q> café [FOO] foo  <mask>  war 1x",
+    "<q>A<doc> city [foo] <pad> [MASK]",
 ]
 
 BERT = ["tiny-mean", "tiny-distilbert", "tiny-mpnet", "tiny-nomic"]
+# transformers' classes of these put special tokens of their own around texts.
+OWN_SPECIAL = ["tiny-mean", "tiny-distilbert", "tiny-mpnet", "tiny-roberta", "tiny-xlm-roberta", "tiny-camembert"]
+# Of these it takes those of the file.
+SPECIAL_OF_FILE = {"tiny-qwen3": "<|endoftext|>", "tiny-gemma": "<eos>", "tiny-modernbert": "[SEP]"}
 
-# A fixture, a file, and what is changed in it. A key that becomes None is removed.
+
+def token(content, **flags):
+    """As `added_tokens_decoder` has it."""
+    return {"content": content, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True, **flags}
+
+
+def typed(content, **flags):
+    """As other keys have it."""
+    return {"__type": "AddedToken", "content": content, **flags}
+
+
+def template(*parts):
+    """A post-processor that puts tokens, each with its id, around a text."""
+    pieces = [{"Sequence": {"id": part[1], "type_id": 0}} if isinstance(part, str) else {"SpecialToken": {"id": part[0], "type_id": 0}}
+              for part in parts]
+    special = {part[0]: {"id": part[0], "ids": [part[1]], "tokens": [part[0]]} for part in parts if not isinstance(part, str)}
+    return {"type": "TemplateProcessing", "single": pieces, "pair": [*pieces, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": special}
+
+
+LETTERS = [chr(letter) for letter in range(ord("a"), ord("z") + 1)]
+# HerBERT's: BPE of words that end in `</w>`.
+HERBERT = {"type": "BPE", "unk_token": "<s>", "end_of_word_suffix": "</w>", "merges": [["t", "h"], ["th", "e</w>"], ["o", "f</w>"]],
+           "vocab": {piece: at for at, piece in enumerate(
+               ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *LETTERS, *[letter + "</w>" for letter in LETTERS], "th", "the</w>", "of</w>"])}}
+
+# A fixture, a file, and what is changed in it. A key that becomes None is removed. A key may have one inside it behind a `/`.
 CASES = (
     [(name, {"tokenizer_config.json": {"do_lower_case": False}}) for name in BERT]
     + [(name, {"tokenizer_config.json": {"strip_accents": False}}) for name in BERT]
@@ -71,6 +103,59 @@ CASES = (
        ("tiny-mean", {"sentence_bert_config.json": {"max_seq_length": None, "tokenizer_args": {"model_max_length": 7}}}),
        ("tiny-mean", {"sentence_bert_config.json": {"max_seq_length": 12, "processor_kwargs": {"model_max_length": 7}}}),
        ("tiny-roberta", {"sentence_bert_config.json": {"processor_kwargs": {"add_prefix_space": True}}})]
+    # What puts special tokens around texts.
+    + [(name, {"tokenizer.json": {"post_processor": None}}) for name in OWN_SPECIAL]
+    + [(name, {"tokenizer.json": {"post_processor": template("$A")}}) for name in OWN_SPECIAL]
+    + [(name, {"tokenizer.json": {"post_processor": template("$A", (end, 0), (end, 0))}}) for name, end in SPECIAL_OF_FILE.items()]
+    + [("tiny-mean", {"tokenizer.json": {"post_processor": None}, "tokenizer_config.json": {"tokenizer_class": "ElectraTokenizer"}}),
+       ("tiny-nomic", {"tokenizer_config.json": {"sep_token": "the", "cls_token": typed("a")}}),
+       ("tiny-roberta", {"tokenizer_config.json": {"sep_token": "<mask>"}}),
+       ("tiny-xlm-roberta", {"tokenizer_config.json": {"eos_token": "<pad>", "sep_token": "<unk>"}})]
+    # Flags of the model, normalizers and pre-tokenizers.
+    + [(name, {"tokenizer.json": {"model/max_input_chars_per_word": 3, "model/unk_token": "the"}}) for name in BERT]
+    + [("tiny-nomic", {"tokenizer_config.json": {"unk_token": "the"}}),
+       ("tiny-roberta", {"tokenizer.json": {"model/ignore_merges": True, "model/unk_token": "<unk>", "model/fuse_unk": True}}),
+       ("tiny-gemma", {"tokenizer.json": {"model/fuse_unk": False, "model/byte_fallback": False}}),
+       ("tiny-xlm-roberta", {"tokenizer.json": {"model/unk_id": 0}}),
+       ("tiny-camembert", {"tokenizer.json": {"model/unk_id": 0}}),
+       ("tiny-camembert", {"tokenizer_config.json": {"unk_token": "<pad>"}})]
+    + [(name, {"tokenizer.json": {"normalizer": {"type": "Lowercase"}}}) for name in ["tiny-roberta", "tiny-qwen3", "tiny-gemma", "tiny-modernbert"]]
+    + [(name, {"tokenizer.json": {"pre_tokenizer": {"type": "Digits", "individual_digits": True}}}) for name in ["tiny-mean", "tiny-xlm-roberta", "tiny-gemma"]]
+    + [(name, {"tokenizer.json": {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}}})
+       for name in ["tiny-roberta", "tiny-qwen3", "tiny-modernbert"]]
+    # Classes of other families.
+    + [("tiny-mean", {"tokenizer_config.json": {"tokenizer_class": "DPRContextEncoderTokenizer", "do_lower_case": False}}),
+       ("tiny-mean", {"tokenizer_config.json": {"tokenizer_class": "MPNetTokenizer"}}),
+       ("tiny-roberta", {"tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer"}}),
+       ("tiny-roberta", {"tokenizer_config.json": {"tokenizer_class": "Qwen2Tokenizer"}}),
+       ("tiny-qwen3", {"tokenizer_config.json": {"tokenizer_class": "LlamaTokenizerFast"}}),
+       ("tiny-xlm-roberta", {"tokenizer_config.json": {"tokenizer_class": "CamembertTokenizer"}}),
+       ("tiny-roberta", {"tokenizer.json": {"model": HERBERT}, "tokenizer_config.json": {"tokenizer_class": "HerbertTokenizer"}})]
+    # Tokens with flags, and tokens that only other files name.
+    + [(name, {"tokenizer_config.json": {"added_tokens_decoder": {"0": token("[PAD]"), "1": token("[UNK]"), "2": token("[CLS]"), "3": token("[SEP]"),
+                                                                  "4": token("[MASK]", rstrip=True), "80": token("[FOO]", special=False, normalized=True),
+                                                                  "81": token("foo", special=False, single_word=True)},
+                                         "tokenizer_class": kind}})
+       for name, kind in [("tiny-mean", "BertTokenizer"), ("tiny-mean", "PreTrainedTokenizerFast"), ("tiny-nomic", "BertTokenizer")]]
+    + [(name, {"tokenizer_config.json": {"added_tokens_decoder": {"4": token("<mask>", lstrip=True, normalized=True), "9": token("city", special=False)}}})
+       for name in ["tiny-mpnet", "tiny-roberta", "tiny-xlm-roberta", "tiny-camembert", "tiny-qwen3", "tiny-gemma", "tiny-modernbert"]]
+    + [("tiny-mean", {"tokenizer.json": {"added_tokens": []}, "tokenizer_config.json": {"added_tokens_decoder": {}, "mask_token": None}}),
+       ("tiny-nomic", {"tokenizer.json": {"added_tokens": []}, "tokenizer_config.json": {"mask_token": "<q>"}}),
+       ("tiny-nomic", {"tokenizer_config.json": {"mask_token": typed("city", rstrip=True, normalized=True)}}),
+       ("tiny-mean", {"tokenizer_config.json": {"additional_special_tokens": ["war", typed("city", single_word=True, special=True)]}}),
+       ("tiny-mean", {"tokenizer_config.json": {"extra_special_tokens": {"query": "<q>"}, "additional_special_tokens": ["war"]}}),
+       ("tiny-mean", {"tokenizer_config.json": {"query_token": typed("A", normalized=True)}}),
+       ("tiny-mean", {"special_tokens_map.json": {"mask_token": {"content": "the", "lstrip": True}, "additional_special_tokens": ["<q>"]}}),
+       ("tiny-mean", {"special_tokens_map.json": {"mask_token": "the"}, "tokenizer_config.json": {"added_tokens_decoder": {"4": token("[MASK]")}}}),
+       ("tiny-mean", {"added_tokens.json": {"[FOO]": 280, "war": 281}}),
+       ("tiny-qwen3", {"added_tokens.json": {"war": 500}, "tokenizer_config.json": {"eos_token": typed("city", lstrip=True)}}),
+       ("tiny-camembert", {"tokenizer_config.json": {"mask_token": "war", "extra_special_tokens": ["city"]}}),
+       ("tiny-mpnet", {"tokenizer_config.json": {"mask_token": "city", "pad_token": typed("war", normalized=True)}})]
+    # The normalized form of an added token is that of the last normalizer.
+    + [(name, {"tokenizer_config.json": {"extra_special_tokens": [typed("[FOO]", normalized=True)]}, "sentence_bert_config.json": {"do_lower_case": True}})
+       for name in ["tiny-xlm-roberta", "tiny-modernbert"]]
+    + [("tiny-mean", {"tokenizer.json": {"truncation": {"direction": "Left", "max_length": 12, "strategy": "LongestFirst", "stride": 0}},
+                      "tokenizer_config.json": {"truncation_side": "right"}})]
 )
 
 
@@ -81,7 +166,12 @@ def change(folder, files):
             path.unlink()
             continue
         content = json.loads(path.read_text()) if path.exists() and keys else {}
-        content.update(keys)
+        for key, value in keys.items():
+            outer, _, inner = key.partition("/")
+            if inner:
+                content[outer][inner] = value
+            else:
+                content[key] = value
         path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
@@ -112,7 +202,9 @@ def ids(folder):
             old = backend.normalizer
             parts = list(old) if isinstance(old, Sequence) else [old] if old is not None else []
             backend.normalizer = Sequence([Lowercase(), *parts])
-    return tokenizer(TEXTS, truncation=True)["input_ids"]
+    embeddings = json.loads((folder / "config.json").read_text())["vocab_size"]
+    all_ids = tokenizer(TEXTS, truncation=True)["input_ids"]
+    return [one if all(id < embeddings for id in one) else None for one in all_ids]
 
 
 def main():

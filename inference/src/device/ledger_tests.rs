@@ -1,5 +1,8 @@
 //! Ledgers of one process and of several on a file.
 
+use std::fs::{File, OpenOptions};
+
+use super::table::{Holder, started};
 use super::*;
 
 fn shared(folder: &tempfile::TempDir, total: u64) -> Result<Ledger, LedgerError> {
@@ -53,6 +56,24 @@ fn a_shared_device_tells_processes_apart() {
     sleeper.kill().unwrap();
     sleeper.wait().unwrap();
     assert_eq!(ledger.held_by(&[pid]), Some(0));
+}
+
+/// Its process was stopped while it used the file. The event loop asks for the memory, and must go on.
+#[test]
+fn a_process_that_keeps_the_file_does_not_keep_others_from_reading_the_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let (ledger, other) = (shared(&folder, 1000).unwrap(), shared(&folder, 1000).unwrap());
+    other.take(100).unwrap();
+    ledger.take(300).unwrap();
+    assert_eq!(ledger.memory(), Memory { free: 600, total: 1000, foreign: 100 });
+    ledger.take(50).unwrap();
+    ledger.give(200);
+    let stopped = File::open(folder.path().join("memory")).unwrap();
+    stopped.lock().unwrap();
+    assert_eq!(ledger.memory(), Memory { free: 750, total: 1000, foreign: 100 });
+    drop(stopped);
+    other.give(100);
+    assert_eq!(ledger.memory(), Memory { free: 850, total: 1000, foreign: 0 });
 }
 
 /// Nobody may take that for a device on which nobody holds anything.

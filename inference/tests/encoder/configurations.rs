@@ -45,7 +45,7 @@ fn configurations_of_published_models_mean_the_same() {
         ),
         (
             "tiny-gemma",
-            r#"{"_sliding_window_pattern": 2, "architectures": ["Gemma3TextModel"], "attention_bias": false,
+            r#"{"sliding_window_pattern": 2, "architectures": ["Gemma3TextModel"], "attention_bias": false,
                 "attn_logit_softcapping": null, "final_logit_softcapping": null, "head_dim": 12,
                 "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 36, "intermediate_size": 100,
                 "max_position_embeddings": 514, "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 3,
@@ -112,6 +112,60 @@ fn keys_that_are_null_mean_the_same_as_keys_that_are_not_there() {
     }
 }
 
+/// As transformers 5.23 reads them. An architecture with a head has the same layers, and the head has no part in a vector.
+#[test]
+fn keys_that_say_nothing_of_vectors_change_none() {
+    let cases = [
+        ("tiny-qwen3", vec![("use_sliding_window", json!(true)), ("sliding_window", json!(4))]),
+        (
+            "tiny-qwen3",
+            vec![
+                ("layer_types", Value::Null),
+                ("use_sliding_window", json!(true)),
+                ("max_window_layers", json!(2)),
+                ("sliding_window", json!(4)),
+            ],
+        ),
+        ("tiny-nomic", vec![("architectures", json!(["NomicBertForSequenceClassification"]))]),
+        ("tiny-gemma", vec![("architectures", json!(["Gemma3TextForSequenceClassification"]))]),
+        ("tiny-gemma", vec![("architectures", json!(["Gemma3ForCausalLM"]))]),
+    ];
+    for (name, keys) in cases {
+        let folder = copy_of(name);
+        set(&folder.path().join("config.json"), &keys);
+        let encoder = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(2)).unwrap();
+        let reference = Reference::read(name);
+        let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
+        reference.check(0, &encoder.run(&items).unwrap(), CLOSE, &format!("{name} with {keys:?}"));
+    }
+    // Without pooling the head would count.
+    let folder = copy_of("tiny-nomic");
+    let head = ("architectures", json!(["NomicBertForSequenceClassification"]));
+    set(&folder.path().join("config.json"), &[head]);
+    fs::remove_file(folder.path().join("modules.json")).unwrap();
+    let error = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
+    let expected = "the head NomicBertForSequenceClassification of `nomic_bert`; this engine takes embedding models of this family, and \
+                    heads of `bert`, `camembert`, `distilbert`, `gte`, `modernbert`, `mpnet`, `new`, `qwen3`, `roberta`, `xlm-roberta`";
+    assert!(error.contains(expected), "{error}");
+}
+
+/// In transformers 5.23 the older key replaces the other one, even if it says nothing.
+#[test]
+fn an_older_rotation_without_a_theta_replaces_the_newer_one() {
+    let vectors = |keys: &[(&str, Value)]| {
+        let folder = copy_of("tiny-qwen3");
+        set(&folder.path().join("config.json"), keys);
+        let encoder = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+        let items =
+            encoder.prepare(&[Input::Text("the city of the war".into())], &Params::default()).unwrap();
+        crate::numbers(&encoder.run(&items).unwrap()[0])
+    };
+    let newer = |theta: f64| ("rope_parameters", json!({"rope_theta": theta, "rope_type": "default"}));
+    let both = [newer(1e6), ("rope_scaling", json!({"mscale": 1.0}))];
+    assert_eq!(vectors(&both), vectors(&[newer(1e4)]));
+    assert_ne!(vectors(&both), vectors(&[newer(1e6)]));
+}
+
 /// Changes to the configuration of a model are refused, with these words in the error.
 fn assert_refused(cases: &[(&str, &Change, &str)]) {
     for &(name, change, expected) in cases {
@@ -122,7 +176,20 @@ fn assert_refused(cases: &[(&str, &Change, &str)]) {
 
 #[test]
 fn rotary_positions_that_this_engine_does_not_compute_are_refused_by_name() {
-    let cases: [(&str, &Change, &str); 4] = [
+    let cases: [(&str, &Change, &str); 6] = [
+        (
+            "tiny-qwen3",
+            &replace(r#""model_type": "qwen3""#, r#""model_type": "qwen3", "rope_scaling": {"factor": 2.0}"#),
+            "rotary positions with a factor of 2 and without a type that takes one",
+        ),
+        (
+            "tiny-modernbert",
+            &replace(
+                r#""rope_parameters": {"#,
+                r#""rope_scaling": {"rope_theta": 77.0}, "rope_parameters": {"#,
+            ),
+            "rope_scaling.rope_theta",
+        ),
         (
             "tiny-modernbert",
             &replace(
@@ -148,12 +215,16 @@ fn rotary_positions_that_this_engine_does_not_compute_are_refused_by_name() {
 
 #[test]
 fn unsupported_settings_of_a_family_are_refused_by_name() {
-    let cases: [(&str, &Change, &str); 10] = [
+    let cases: [(&str, &Change, &str); 12] = [
         (
-            "tiny-nomic",
-            &replace(r#""NomicBertModel""#, r#""NomicBertForSequenceClassification""#),
-            "the head NomicBertForSequenceClassification of `nomic_bert`; this engine takes embedding models of this family, and heads \
-             of `bert`, `camembert`, `distilbert`, `gte`, `modernbert`, `mpnet`, `new`, `qwen3`, `roberta`, `xlm-roberta`",
+            "tiny-mean",
+            &replace(r#""model_type": "bert""#, r#""model_type": "bert", "is_causal": true"#),
+            "is_causal true; this engine takes this family without that key",
+        ),
+        (
+            "tiny-mpnet",
+            &replace(r#""relative_attention_num_buckets": 32"#, r#""relative_attention_num_buckets": 64"#),
+            "64 buckets of relative positions; this engine takes 32, as transformers computes",
         ),
         (
             "tiny-qwen3",
@@ -179,8 +250,22 @@ fn unsupported_settings_of_a_family_are_refused_by_name() {
         ),
         (
             "tiny-qwen3",
-            &replace(r#""use_sliding_window": false"#, r#""use_sliding_window": true"#),
-            "use_sliding_window",
+            &|bytes| {
+                let mut all: Value = serde_json::from_slice(&bytes).unwrap();
+                all["layer_types"][1] = json!("sliding_attention");
+                Some(serde_json::to_vec(&all).unwrap())
+            },
+            "layers of the type `sliding_attention`",
+        ),
+        (
+            "tiny-qwen3",
+            &|bytes| {
+                let bytes = replace(r#""layer_types""#, r#""kinds""#)(bytes)?;
+                let bytes = replace(r#""max_window_layers": 28"#, r#""max_window_layers": 1"#)(bytes)?;
+                let bytes = replace(r#""sliding_window": null"#, r#""sliding_window": 4"#)(bytes)?;
+                replace(r#""use_sliding_window": false"#, r#""use_sliding_window": true"#)(bytes)
+            },
+            "use_sliding_window, from layer 1 of 2 on",
         ),
         ("tiny-qwen3", &replace(r#""head_dim": 10"#, r#""head_dim": 9"#), "heads of 9 elements"),
         (
@@ -206,7 +291,21 @@ fn unsupported_settings_of_a_family_are_refused_by_name() {
 
 #[test]
 fn unsupported_settings_of_gemma_are_refused_by_name() {
-    let cases: [(&str, &Change, &str); 7] = [
+    let cases: [(&str, &Change, &str); 9] = [
+        (
+            "tiny-gemma",
+            &|bytes| {
+                let pattern = r#""_sliding_window_pattern": 6"#;
+                let bytes = replace(pattern, r#""_sliding_window_pattern": 2"#)(bytes)?;
+                replace(r#""layer_types""#, r#""kinds""#)(bytes)
+            },
+            "_sliding_window_pattern 2; this engine takes 6, which transformers takes",
+        ),
+        (
+            "tiny-gemma",
+            &replace(r#""model_type": "gemma3_text""#, r#""model_type": "gemma3_text", "is_causal": false"#),
+            "is_causal false",
+        ),
         (
             // The model of texts and pictures, whose layers for texts are in an object of their own.
             "tiny-gemma",
@@ -228,8 +327,8 @@ fn unsupported_settings_of_gemma_are_refused_by_name() {
         ),
         (
             "tiny-gemma",
-            &replace(r#""Gemma3TextModel""#, r#""Gemma3TextForSequenceClassification""#),
-            "the architecture `Gemma3TextForSequenceClassification`; this engine takes `Gemma3TextModel`",
+            &replace(r#""Gemma3TextModel""#, r#""Gemma3ForSequenceClassification""#),
+            "the architecture `Gemma3ForSequenceClassification`; this engine takes `Gemma3TextModel`, `Gemma3ForCausalLM`",
         ),
         (
             "tiny-gemma",
@@ -253,82 +352,12 @@ fn unsupported_settings_of_gemma_are_refused_by_name() {
     assert_refused(&cases);
 }
 
-/// What changes the model, its configuration or the calls of its tokenizer.
+/// transformers adds them, too, with ids for which the model has no embeddings.
 #[test]
-fn unsupported_modules_of_sentence_transformers_are_refused_by_name() {
-    let message = json!({"method": "forward", "method_output_name": "last_hidden_state", "format": "flat"});
-    let cases = [
-        // With these, texts become messages, and the chat template turns messages into texts.
-        (
-            json!({"modality_config": {"message": message}}),
-            "modality_config.message, texts in a chat template",
-        ),
-        (json!({"config_kwargs": {"is_causal": false}}), "config_kwargs.is_causal false"),
-        (
-            json!({"tokenizer_name_or_path": "bert-base-uncased"}),
-            "tokenizer_name_or_path \"bert-base-uncased\"",
-        ),
-        (json!({"query_expansion": {"length": 32}}), "query_expansion {\"length\":32}"),
-        (json!({"transformer_task": "fill-mask"}), "transformer_task `fill-mask` before Pooling"),
-        // transformers ignores this key in tokenizer_config.json, but not here (5.23).
-        (json!({"processor_kwargs": {"add_eos_token": true}}), "processor_kwargs.add_eos_token true"),
-        (json!({"config_args": {"rope_theta": 5}}), "config_args.rope_theta 5"),
-        (
-            json!({"model_args": {"dtype": "auto", "rotary_scaling_factor": 2}}),
-            "model_args.rotary_scaling_factor 2",
-        ),
-        (
-            json!({"processing_kwargs": {"text": {"padding": true, "add_special_tokens": false}}}),
-            "processing_kwargs.text.add_special_tokens false",
-        ),
-        (
-            json!({"processing_kwargs": {"common": {"truncation": false}}}),
-            "processing_kwargs.common.truncation false",
-        ),
-    ];
-    for (own, expected) in cases {
-        let change = |_| Some(serde_json::to_vec(&own).unwrap());
-        let (_folder, error) = spoiled("tiny-qwen3", "sentence_bert_config.json", change);
-        assert!(error.to_string().contains(expected), "{error}, not {expected}");
-    }
-    let folder = copy_of("tiny-qwen3");
-    let harmless = json!({
-        "model_kwargs": {"dtype": "bfloat16", "attn_implementation": "sdpa"}, "config_kwargs": {"use_cache": false},
-        "processing_kwargs": {"text": {"padding": true, "truncation": true}, "chat_template": {"add_generation_prompt": true}},
-        "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
-    });
-    fs::write(folder.path().join("sentence_bert_config.json"), harmless.to_string()).unwrap();
-    Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).expect("nothing of it changes a vector");
-}
-
-/// transformers' classes put their own special tokens around texts then.
-#[test]
-fn a_tokenizer_without_its_special_tokens_is_refused() {
-    for name in
-        ["tiny-mean", "tiny-distilbert", "tiny-mpnet", "tiny-roberta", "tiny-xlm-roberta", "tiny-camembert"]
-    {
-        let change = |bytes: Vec<u8>| {
-            let mut file: Value = serde_json::from_slice(&bytes).unwrap();
-            file["post_processor"] = Value::Null;
-            Some(serde_json::to_vec(&file).unwrap())
-        };
-        let (_folder, error) = spoiled(name, "tokenizer.json", change);
-        assert!(error.to_string().contains("it has no post-processor"), "{name}: {error}");
-    }
-    // transformers 5 has no class of Electra's own: it loads that of BERT.
-    let folder = copy_of("tiny-mean");
-    set(&folder.path().join("tokenizer_config.json"), &[("tokenizer_class", json!("ElectraTokenizer"))]);
-    set(&folder.path().join("tokenizer.json"), &[("post_processor", Value::Null)]);
-    let error = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
-    assert!(error.contains("its class ElectraTokenizer"), "{error}");
-}
-
-/// transformers adds them to those of `tokenizer.json`, so that only texts without them have the same ids.
-#[test]
-fn texts_with_tokens_that_the_tokenizer_does_not_have_are_rejected() {
+fn texts_with_tokens_that_no_embedding_is_of_are_rejected() {
     let keys = [
-        ("additional_special_tokens", json!(["<q>", {"content": "<doc>"}])),
-        ("extra_special_tokens", json!({"query": "<q>", "document": "<doc>"})),
+        ("additional_special_tokens", json!(["<q>", "<doc>"])),
+        ("extra_special_tokens", json!({"query": "<q>"})),
         (
             "added_tokens_decoder",
             json!({"7": {"content": "<q>", "special": true}, "8": {"content": "<doc>"}}),
@@ -336,18 +365,17 @@ fn texts_with_tokens_that_the_tokenizer_does_not_have_are_rejected() {
         ("mask_token", json!("<q>")),
     ];
     for (key, value) in keys {
-        let folder = copy_of("tiny-mean");
+        let folder = copy_of("tiny-nomic");
         set(&folder.path().join("tokenizer_config.json"), &[(key, value.clone())]);
         let encoder = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
-        let reference = Reference::read("tiny-mean");
+        let reference = Reference::read("tiny-nomic");
         let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
         for (item, expected) in items.iter().zip(&reference.tokens) {
             assert_eq!(ids(item), expected, "{key}");
         }
         let with = [Input::Text("a cat".into()), Input::Text("<q> a cat".into())];
         let error = encoder.prepare(&with, &Params::default()).unwrap_err().0;
-        let expected = "inputs[1]: the token `<q>` is in tokenizer_config.json, but not in tokenizer.json";
-        assert_eq!(error, expected, "{key}");
+        assert_eq!(error, "inputs[1]: the model has no embedding of the token `<q>`", "{key}");
     }
 }
 

@@ -214,6 +214,28 @@ fn pooling_has_one_mode() {
     agrees_with("tiny-mean", &Source::Folder(folder.path().into()));
 }
 
+/// Workers of 0.2.0 did not count these files, and in most folders they repeat what others say.
+#[test]
+fn older_files_of_tokens_count_for_the_revision_if_they_say_more() {
+    let folder = copy_of("tiny-mean");
+    let revision =
+        || Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap().revision().unwrap();
+    let plain = revision();
+    let write = |file: &str, text: &str| fs::write(folder.path().join(file), text).unwrap();
+    write(
+        "special_tokens_map.json",
+        r#"{"cls_token": "[CLS]", "mask_token": {"content": "[MASK]", "lstrip": false}}"#,
+    );
+    assert_eq!(revision(), plain);
+    write("special_tokens_map.json", r#"{"mask_token": "war"}"#);
+    let other_mask = revision();
+    write("added_tokens.json", r#"{"[FOO]": 273}"#);
+    let mut all = vec![plain, other_mask, revision()];
+    all.sort();
+    all.dedup();
+    assert_eq!(all.len(), 3);
+}
+
 /// Every file that is read counts: a copy of a model has the same revision, another pooling file gives another.
 #[test]
 fn a_revision_is_that_of_the_files() {

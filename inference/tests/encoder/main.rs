@@ -6,6 +6,7 @@ mod agreement;
 mod configurations;
 mod folders;
 mod lengths;
+mod modules;
 mod outputs;
 mod resaved;
 mod shards;

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use vramq_inference::engine::encoder::{Encoder, Source};
 use vramq_inference::engine::{Engine as _, Item, OutputMax, PassError, SparseItem};
 use vramq_schemas::{Input, Output, Params, Sparse};
@@ -204,6 +206,40 @@ fn the_bias_may_have_the_name_of_its_map() {
     let renamed = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
     let encoder = Encoder::load_f32(&tiny(SPLADE), cpu(1)).unwrap();
     assert_eq!(sparse(&renamed, &Params::default()), sparse(&encoder, &Params::default()));
+}
+
+/// transformers 5.23 computes with the map that the file has, if its weights are others than the words' embeddings.
+#[test]
+fn a_map_to_the_vocabulary_of_its_own_is_refused_by_name() {
+    let names = [
+        (SPLADE, "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
+        (DISTILBERT, "distilbert.embeddings.word_embeddings.weight", "vocab_projector.weight"),
+    ];
+    for (model, words, map) in names {
+        let folder = copy_of(model);
+        let path = folder.path().join("model.safetensors");
+        let bytes = fs::read(&path).unwrap();
+        let load = |change: f32| {
+            let all = SafeTensors::deserialize(&bytes).unwrap();
+            let view = all.tensor(words).unwrap();
+            let mut data = view.data().to_vec();
+            let (last, _) = data.as_chunks_mut::<4>().0.split_last_mut().unwrap();
+            *last = (f32::from_le_bytes(*last) + change).to_le_bytes();
+            let own = TensorView::new(Dtype::F32, view.shape().to_vec(), &data).unwrap();
+            let tensors = all.tensors().into_iter().filter(|(name, _)| name != map);
+            let tensors = tensors.chain([(map.to_owned(), own)]);
+            safetensors::serialize_to_file(tensors, None, &path).unwrap();
+            Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1))
+                .map_err(|error| error.to_string())
+        };
+        let encoder = Encoder::load_f32(&tiny(model), cpu(1)).unwrap();
+        let same = load(0.0).unwrap();
+        assert_eq!(sparse(&same, &Params::default()), sparse(&encoder, &Params::default()));
+        let error = load(0.5).unwrap_err();
+        let expected =
+            format!("the tensor `{map}`, which differs from the words' embeddings; this engine takes");
+        assert!(error.contains(&expected), "{error}");
+    }
 }
 
 /// Gives a tensor of a safetensors file another name: a part of its name in the file's header, which is JSON after its length.

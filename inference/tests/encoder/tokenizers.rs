@@ -24,10 +24,11 @@ struct Cases {
 struct Case {
     fixture: String,
     files: BTreeMap<String, Option<Map<String, Value>>>,
-    ids: Vec<Vec<u32>>,
+    /// `None`: the model has no embedding of one of them.
+    ids: Vec<Option<Vec<u32>>>,
 }
 
-/// Sets keys of a file, and removes those that are `null`. Without any keys, removes the file.
+/// Sets keys of a file, and removes those that are `null`. A key may have one inside it behind a `/`. Without any keys, removes the file.
 fn change(folder: &Path, name: &str, keys: Option<&Map<String, Value>>) {
     let path = folder.join(name);
     let Some(keys) = keys else { return fs::remove_file(path).unwrap() };
@@ -35,7 +36,12 @@ fn change(folder: &Path, name: &str, keys: Option<&Map<String, Value>>) {
         Ok(bytes) if !keys.is_empty() => serde_json::from_slice(&bytes).unwrap(),
         _ => Map::new(),
     };
-    content.extend(keys.clone());
+    for (key, value) in keys {
+        match key.split_once('/') {
+            Some((outer, inner)) => content[outer][inner] = value.clone(),
+            None => drop(content.insert(key.clone(), value.clone())),
+        }
+    }
     content.retain(|_, value| !value.is_null());
     fs::write(path, Value::Object(content).to_string()).unwrap();
 }
@@ -45,7 +51,7 @@ fn ids_are_those_of_transformers_whatever_file_decides() {
     let all = fs::read(fixtures().join("tokenizer-cases.json")).unwrap();
     let Cases { texts, cases } = serde_json::from_slice(&all).unwrap();
     let inputs: Vec<Input> = texts.iter().cloned().map(Input::Text).collect();
-    assert!(cases.len() > 25, "cases are missing");
+    assert!(cases.len() > 90, "cases are missing");
     for case in cases {
         let folder = copy_of(&case.fixture);
         for (name, keys) in &case.files {
@@ -54,9 +60,15 @@ fn ids_are_those_of_transformers_whatever_file_decides() {
         let what = format!("{} with {:?}", case.fixture, case.files);
         let encoder = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1));
         let encoder = encoder.unwrap_or_else(|error| panic!("{what}: {error}"));
-        let items = encoder.prepare(&inputs, &Params::default()).unwrap();
-        for (at, item) in items.iter().enumerate() {
-            assert_eq!(ids(item), case.ids[at], "{what}: {:?}", texts[at]);
+        for ((text, input), expected) in texts.iter().zip(&inputs).zip(&case.ids) {
+            let items = encoder.prepare(std::slice::from_ref(input), &Params::default());
+            match expected {
+                Some(expected) => assert_eq!(ids(&items.unwrap()[0]), expected, "{what}: {text:?}"),
+                None => {
+                    let error = items.unwrap_err().0;
+                    assert!(error.contains("the model has no embedding of the token"), "{what}: {error}");
+                }
+            }
         }
     }
 }
@@ -123,29 +135,45 @@ fn lengths_of_some_texts_only_are_refused_by_name() {
     Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
 }
 
-/// Texts with such a token have other ids in transformers: seen with 5.23.
 #[test]
-fn texts_with_tokens_of_older_files_and_of_the_class_are_rejected() {
-    let folder = copy_of("tiny-mean");
-    let path = folder.path().join("tokenizer.json");
-    let mut tokenizer: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    tokenizer["added_tokens"] = Value::Array(Vec::new());
-    fs::write(path, tokenizer.to_string()).unwrap();
-    fs::write(folder.path().join("tokenizer_config.json"), "{}").unwrap();
-    fs::write(folder.path().join("special_tokens_map.json"), r#"{"mask_token": "<q>"}"#).unwrap();
-    fs::write(folder.path().join("added_tokens.json"), r#"{"<Doc>": 40}"#).unwrap();
-    let encoder = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+fn a_tokenizer_that_does_not_fit_its_class_is_refused_by_name() {
+    let set_class = |class: &str| format!(r#"{{"tokenizer_class": "{class}"}}"#);
     let cases = [
-        ("<q> a cat", "in special_tokens_map.json"),
-        ("a <doc>", "in added_tokens.json"),
-        ("a cat[SEP]", "one of transformers' class BertTokenizer"),
+        (
+            "tiny-roberta",
+            set_class("BertTokenizer"),
+            "none of the kind WordPiece, which the class BertTokenizer",
+        ),
+        ("tiny-mean", set_class("XLMRobertaTokenizerFast"), "none of the kind Unigram"),
+        ("tiny-xlm-roberta", set_class("Qwen2Tokenizer"), "none of the kind BPE"),
+        ("tiny-roberta", set_class("HerbertTokenizer"), "the suffix `</w>`"),
+        (
+            "tiny-mean",
+            set_class("BertJapaneseTokenizer"),
+            "the class `BertJapaneseTokenizer`; this engine takes",
+        ),
+        ("tiny-nomic", r#"{"sep_token": "$"}"#.into(), "its special token `$` begins with `$`"),
+        ("tiny-nomic", r#"{"sep_token": null}"#.into(), "the class BertTokenizer needs a `sep_token`"),
+        ("tiny-mean", r#"{"mask_token": {"content": "<q>"}}"#.into(), "mask_token has {"),
+        ("tiny-mean", r#"{"added_tokens_decoder": {"x": {"content": "<q>"}}}"#.into(), "has the id `x`"),
     ];
-    for (text, expected) in cases {
-        let error = encoder.prepare(&[Input::Text(text.into())], &Params::default()).unwrap_err().0;
-        assert!(error.contains(expected), "{error}");
+    for (fixture, config, expected) in cases {
+        let (_folder, error) =
+            spoiled(fixture, "tokenizer_config.json", |_| Some(config.clone().into_bytes()));
+        let error = error.to_string();
+        assert!(error.contains(expected), "{error}, not {expected}");
     }
-    let named_otherwise = [Input::Text("a [MASK]".into())];
-    encoder.prepare(&named_otherwise, &Params::default()).expect("its mask has another name");
+}
+
+#[test]
+fn truncation_on_the_left_is_refused_unless_the_other_file_says_right() {
+    let truncation =
+        r#"{"truncation": {"direction": "Left", "max_length": 12, "strategy": "LongestFirst", "stride": 0}}"#;
+    let keys: Map<String, Value> = serde_json::from_str(truncation).unwrap();
+    let folder = copy_of("tiny-mean");
+    change(folder.path(), "tokenizer.json", Some(&keys));
+    let error = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
+    assert!(error.contains(r#"`"truncation_side": "right"` in tokenizer_config.json"#), "{error}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import vramq
@@ -143,6 +144,30 @@ class Probe(vramq.Model):
             self.progress(item, step / 5, f"step {step}")
             time.sleep(0.11)
         return rest
+
+    def do_progress_of_all(self, item, rest, params):
+        """Reports on so many items of the pass, three times."""
+        for step in range(1, 4):
+            for index in range(int(rest)):
+                self.progress(index, step / 10, f"step {step}")
+            time.sleep(0.11)
+        return rest
+
+    def do_progress_of_a_thread(self, item, rest, params):
+        """Reports in a thread, by the item and by its index; what the second is told."""
+        said = []
+
+        def report():
+            self.progress(item, 0.5)
+            try:
+                self.progress(0, 0.6)
+            except ValueError as error:
+                said.append(str(error))
+
+        thread = threading.Thread(target=report)
+        thread.start()
+        thread.join()
+        return said
 
     def do_take(self, item, rest, params):
         """Takes MiB of the device, and gives them back."""

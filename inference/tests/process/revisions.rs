@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, SystemTime};
 
 use serde_json::json;
 use vramq_inference::process::{Covers, NotTaken, PassEnd, Pool};
@@ -285,13 +286,19 @@ impl Drop for Hang {
     }
 }
 
+/// Makes a file one that has to be read again, with the same content. Its time is not left to the kernel: older ones give a write so soon after
+/// another one the same time.
+fn touch(file: &Path) {
+    let file = std::fs::File::options().append(true).open(file).unwrap();
+    file.set_modified(SystemTime::now() + Duration::from_secs(1)).unwrap();
+}
+
 #[tokio::test]
 async fn a_file_that_cannot_be_read_holds_no_pass_for_longer_than_a_program_may() {
     let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
     let weights = folder.path().join("weights");
     let pool = with_weights(&env, &weights, "item_s = 3").await;
-    // The same content, which has to be read again.
-    std::fs::write(&weights, "one").unwrap();
+    touch(&weights);
     let hang = Hang::of(&weights);
     let (_, end) = ended(&pool, &["a"]).await;
     assert!(matches!(&end, PassEnd::NotRun { reason } if reason.contains("longer than 3 s")), "{end:?}");
@@ -314,7 +321,7 @@ async fn a_pass_ends_while_such_a_file_is_read_for_another_one() {
     std::fs::write(&gate, "").unwrap();
     let busy = run(&pool, &["a"]);
     until("the program runs", || gate.with_extension("seen").exists()).await;
-    std::fs::write(&weights, "one").unwrap();
+    touch(&weights);
     let hang = Hang::of(&weights);
     let next = run(&pool, &["b"]);
     until("the file is read", || hang.is_waited_for()).await;

@@ -85,6 +85,25 @@ async fn progress_comes_between_the_outputs() {
     env.close(pool).await;
 }
 
+/// They are of several callers.
+#[tokio::test]
+async fn all_items_of_a_pass_are_reported_on() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    let mut pass = run(&pool, &["progress_of_all 3", "echo b", "echo c"]);
+    let mut reports = [0; 3];
+    while let Some(event) = pass.next().await {
+        if let PassEvent::Progress { item, .. } = event {
+            reports[item] += 1;
+        }
+    }
+    assert_eq!(reports, [3; 3]);
+    // By an index a thread that comes late could report on another caller's item.
+    let said: Vec<Value> = done(&pool, &["progress_of_a_thread"]).await;
+    assert_eq!(said, [json!(["a thread of the program's own gives progress() the item, not its index"])]);
+    env.close(pool).await;
+}
+
 #[tokio::test]
 async fn a_failed_item_keeps_the_results_before_it_and_the_process() {
     let env = Env::new();

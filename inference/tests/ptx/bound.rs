@@ -1,5 +1,5 @@
 //! Computes the least time that a pass can take on a GPU. In this model only the counts in `ceilings.txt` and NVIDIA's figures of the GPU
-//! limit a pass. docs/gpu.md has the table, and says what the model leaves out.
+//! limit a pass. docs/gpu-kernels.md has the table, and says what the model leaves out.
 //!
 //! `VRAMQ_TEST_WRITE_BOUNDS=1` writes the table again: after a change of the kernels, review the difference before you commit it.
 
@@ -178,16 +178,20 @@ fn table() -> String {
 
 #[test]
 fn the_least_times_in_the_docs_follow_from_the_counts() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/gpu.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/gpu-kernels.md");
     let docs = std::fs::read_to_string(&path).unwrap();
-    let (before, rest) = docs.split_once(HEAD).expect("docs/gpu.md has no table of least times");
+    let (before, rest) = docs.split_once(HEAD).expect("docs/gpu-kernels.md has no table of least times");
     let (found, after) = rest.split_once("\n\n").unwrap();
     let table = table();
     if std::env::var_os("VRAMQ_TEST_WRITE_BOUNDS").is_some() {
         std::fs::write(&path, format!("{before}{table}\n{after}")).unwrap();
         return;
     }
-    assert_eq!(format!("{HEAD}{found}\n"), table, "VRAMQ_TEST_WRITE_BOUNDS=1 writes docs/gpu.md again");
+    assert_eq!(
+        format!("{HEAD}{found}\n"),
+        table,
+        "VRAMQ_TEST_WRITE_BOUNDS=1 writes docs/gpu-kernels.md again"
+    );
 }
 
 /// A kernel's row in the table of instruction counts: the name that begins it, the kernel, and a warp's exponentials in a round.
@@ -201,7 +205,7 @@ const COUNTED: [(&str, &str, f64); 5] = [
 
 #[test]
 fn the_counts_and_bounds_in_the_docs_are_those_of_the_code() {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/gpu.md");
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/gpu-kernels.md");
     let docs = std::fs::read_to_string(docs).unwrap();
     for (name, kernel, exponentials) in COUNTED {
         let row = docs.lines().find_map(|line| line.strip_prefix(&format!("| {name} | "))).unwrap();

@@ -5,7 +5,7 @@
 //! tinygrad has the same maps of fragments (`tinygrad`).
 //!
 //! The interpreter shares only the embedded PTX with the encoder, and nothing with the emulation in `tests/fake_cuda`.
-//! docs/gpu.md says what these tests check, and what only a GPU can show.
+//! docs/gpu-kernels.md says what these tests check, and what only a GPU can show.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -64,21 +64,21 @@ functions! { driver, Code::Driver;
     fn cuDeviceGetAttribute(value: *mut i32, which: CUdevice_attribute, device: CUdevice);
     /// Its primary context.
     fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
-    /// Gives that back.
+    /// Releases the primary context.
     fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
     /// Makes a context the thread's own.
     fn cuCtxSetCurrent(context: CUcontext);
     /// Makes a stream.
     fn cuStreamCreate(stream: *mut CUstream, flags: u32);
-    /// Destroys it.
+    /// Destroys the stream.
     fn cuStreamDestroy_v2(stream: CUstream);
-    /// Waits for it.
+    /// Waits for the stream.
     fn cuStreamSynchronize(stream: CUstream);
     /// Makes an event.
     fn cuEventCreate(event: *mut CUevent, flags: u32);
     /// Marks a place in a stream.
     fn cuEventRecord(event: CUevent, stream: CUstream);
-    /// Waits for it.
+    /// Waits for the event.
     fn cuEventSynchronize(event: CUevent);
     /// Milliseconds between two places.
     fn cuEventElapsedTime(ms: *mut f32, start: CUevent, end: CUevent);
@@ -88,25 +88,25 @@ functions! { driver, Code::Driver;
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     /// Makes a pool of memory.
     fn cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps);
-    /// Destroys it.
+    /// Destroys the pool.
     fn cuMemPoolDestroy(pool: CUmemoryPool);
-    /// Sets what it does.
+    /// Sets an attribute of the pool.
     fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
-    /// Its figures.
+    /// Reads an attribute of the pool.
     fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
-    /// Gives back to the system what a pool keeps.
+    /// Returns memory that the pool caches to the driver.
     fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
-    /// Memory of a pool.
+    /// Allocates memory from a pool.
     fn cuMemAllocFromPoolAsync(start: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream);
-    /// Destroys it.
+    /// Frees memory of a pool.
     fn cuMemFreeAsync(start: CUdeviceptr, stream: CUstream);
-    /// Memory of the system's.
+    /// Allocates memory without a pool.
     fn cuMemAlloc_v2(start: *mut CUdeviceptr, bytes: usize);
-    /// Destroys it.
+    /// Frees memory that was allocated without a pool.
     fn cuMemFree_v2(start: CUdeviceptr);
-    /// Host memory that the device reads and writes by itself.
+    /// Allocates host memory that the device reads and writes by itself.
     fn cuMemHostAlloc(start: *mut *mut c_void, bytes: usize, flags: u32);
-    /// Destroys it.
+    /// Frees that host memory.
     fn cuMemFreeHost(start: *mut c_void);
     /// A copy to the device.
     fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);

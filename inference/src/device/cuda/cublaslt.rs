@@ -26,7 +26,7 @@ pub use cudarc::cublaslt::sys::cudaDataType_t as DataType;
 functions! { cublaslt, Code::Cublas;
     /// Makes a handle.
     fn cublasLtCreate(handle: *mut cublasLtHandle_t);
-    /// Destroys it.
+    /// Destroys the handle.
     fn cublasLtDestroy(handle: cublasLtHandle_t);
     /// Makes a description of an operation.
     fn cublasLtMatmulDescCreate(
@@ -41,7 +41,7 @@ functions! { cublaslt, Code::Cublas;
         value: *const c_void,
         bytes: usize,
     );
-    /// Destroys it.
+    /// Destroys the description of an operation.
     fn cublasLtMatmulDescDestroy(desc: cublasLtMatmulDesc_t);
     /// Makes a description of a matrix.
     fn cublasLtMatrixLayoutCreate(
@@ -58,7 +58,7 @@ functions! { cublaslt, Code::Cublas;
         value: *const c_void,
         bytes: usize,
     );
-    /// Destroys it.
+    /// Destroys the description of a matrix.
     fn cublasLtMatrixLayoutDestroy(layout: cublasLtMatrixLayout_t);
     /// Makes a description of what algorithms may be chosen.
     fn cublasLtMatmulPreferenceCreate(preference: *mut cublasLtMatmulPreference_t);
@@ -69,7 +69,7 @@ functions! { cublaslt, Code::Cublas;
         value: *const c_void,
         bytes: usize,
     );
-    /// Destroys it.
+    /// Destroys the description of what may be chosen.
     fn cublasLtMatmulPreferenceDestroy(preference: cublasLtMatmulPreference_t);
     /// The algorithms that are likely to be the fastest, best first.
     fn cublasLtMatmulAlgoGetHeuristic(

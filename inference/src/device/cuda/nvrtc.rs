@@ -21,9 +21,9 @@ functions! { nvrtc, Code::Nvrtc;
         header_sources: *const *const c_char,
         header_names: *const *const c_char,
     );
-    /// Destroys it.
+    /// Destroys the program.
     fn nvrtcDestroyProgram(program: *mut Program);
-    /// Compiles it.
+    /// Compiles the program.
     fn nvrtcCompileProgram(program: Program, options: c_int, each: *const *const c_char);
     /// Bytes of its machine code.
     fn nvrtcGetCUBINSize(program: Program, bytes: *mut usize);

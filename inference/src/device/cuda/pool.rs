@@ -136,7 +136,7 @@ impl Pool {
         unsafe { calls::cuMemPoolTrimTo(handle, 0) }
     }
 
-    /// Bytes that the pool has of the system, used or kept.
+    /// Bytes that the pool has reserved from the driver, whether in use or cached.
     ///
     /// # Errors
     /// The error of the driver.

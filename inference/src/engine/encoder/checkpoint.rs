@@ -1,8 +1,10 @@
 //! Finds a model's tensors by their purpose, and joins those that a checkpoint stores in parts. The same for every device.
 
+use std::hash::{DefaultHasher, Hasher as _};
+
 use super::LoadError;
 use super::config::{Dims, ModelConfig};
-use super::families::{Design, Names, Positions, Spec};
+use super::families::{Design, MlmHead, Names, Positions, Spec};
 use super::forward::{Linear, Norm};
 use super::shards::Tensors;
 
@@ -25,9 +27,39 @@ impl Checkpoint {
         let names = config.spec.names;
         let is_there = |prefix: &&&str| tensors.has(&format!("{prefix}{}.weight", names.words));
         let prefix = names.prefixes.iter().find(is_there).copied().unwrap_or_default();
-        let checkpoint = Self { tensors, names, prefix, layers: config.spec.dims.layers };
+        let mut checkpoint = Self { tensors, names, prefix, layers: config.spec.dims.layers };
         checkpoint.check_biases(&config.spec.design)?;
+        if let Some(head) = config.spec.mlm {
+            checkpoint.check_decoder(head, &config.spec)?;
+        }
         Ok(checkpoint)
+    }
+
+    /// Refuses a file whose map to the vocabulary has other weights than the words' embeddings: transformers would compute with them.
+    fn check_decoder(&mut self, head: &MlmHead, spec: &Spec) -> Result<(), LoadError> {
+        let name = head.decoder;
+        if !self.tensors.has(name) {
+            return Ok(());
+        }
+        let shape = [spec.dims.vocabulary, spec.dims.hidden];
+        let words = self.of_model(&self.words());
+        let mut sums = [DefaultHasher::new(), DefaultHasher::new()];
+        for (tensor, sum) in [&*words, name].into_iter().zip(&mut sums) {
+            self.tensors.read_pieces(tensor, &shape, |piece| {
+                // There are two zeros.
+                piece.iter().for_each(|x| sum.write_u32((x + 0.0).to_bits()));
+                Ok(())
+            })?;
+        }
+        match sums.map(|sum| sum.finish()) {
+            [words, decoder] if words == decoder => Ok(()),
+            _ => Err(LoadError::Unsupported {
+                path: self.tensors.path().to_owned(),
+                found: format!("the tensor `{name}`, which differs from the words' embeddings"),
+                takes: "sparse vectors of models whose last map has the weights of the words' embeddings"
+                    .to_owned(),
+            }),
+        }
     }
 
     /// Refuses a file with a bias that `config.json` does not mention.

@@ -15,6 +15,7 @@ use super::saved_config::{OF_VECTORS, PROMPTS, Prompts, SavedConfig};
 use super::shards::{INDEX, Index, WEIGHTS};
 use super::sparse::SparseConfig;
 use super::text_config::{SENTENCE_FILES, SentenceFile, TOKENIZER_CONFIG, TextConfig, refuse_chat_template};
+use super::token_keys::TOKEN_FILES;
 use crate::revision::RevisionHash;
 
 /// The sizes that the forward pass depends on.
@@ -120,7 +121,8 @@ impl ModelConfig {
         };
         refuse_adapter(&transformer)?;
         refuse_pickles(&transformer)?;
-        let mut spec = families::read(&transformer.join("config.json"))?;
+        let with_head = matches!(task, Task::Unsaid | Task::Score);
+        let mut spec = families::read(&transformer.join("config.json"), with_head)?;
         let has_modules = !matches!(task, Task::Unsaid);
         let (own, sentence) = saved_files(folder, &transformer, has_modules)?;
         if task.leaves_prompts_out()? && own.has_prompts() {
@@ -134,7 +136,6 @@ impl ModelConfig {
         let (pooling, normalize) = match task {
             Task::Embed { pooling, dense: layers, normalize } => {
                 needs_vectors_of_tokens(&sentence)?;
-                spec.classifier = None;
                 files.push(("pooling".to_owned(), pooling.clone()));
                 dense = read_dense(layers, spec.dims.hidden, &mut files)?;
                 kept = own.kept();
@@ -190,12 +191,14 @@ impl ModelConfig {
     }
 
     /// The model's revision: the content of all files that the outputs depend on, and the type that it computes in.
+    /// `with_token_files`: also of [`TOKEN_FILES`].
     ///
     /// # Errors
     /// A file is there and cannot be read.
-    pub fn revision(&self, element: &str) -> Result<String, LoadError> {
+    pub fn revision(&self, element: &str, with_token_files: bool) -> Result<String, LoadError> {
         let mut hash = RevisionHash::default();
-        for (name, path) in &self.files {
+        let of_tokens = TOKEN_FILES.map(|name| (name.to_owned(), self.transformer.join(name)));
+        for (name, path) in self.files.iter().chain(of_tokens.iter().filter(|_| with_token_files)) {
             hash.add_file(name, path).map_err(|source| LoadError::Read { path: path.clone(), source })?;
         }
         Ok(hash.finish(element))

@@ -1,17 +1,18 @@
 //! The layer loop's operations on the CPU.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::ops::Range;
 
 use super::attention::HeadAttention;
+use super::barrier::{Broken, Participant};
 use super::families::{FeedForward, Spec};
-use super::forward::{Linear, Norm, Ops};
+use super::forward::{Linear, Norm, Ops, map_by_map};
 use super::matmul::Product;
 use super::modules::Pooling;
 use super::pack::Shard;
-use super::plan::Matrix;
+use super::plan::{Layout, Matrix};
 use super::rotary::{HeadNorms, Rotate};
 use super::simd::Kernel;
-use super::tiles::TileProduct;
+use super::tiles::{TileFeedForward, TileProduct, Tiles};
 use super::token_ops::{AddNorm, Embed, Gated, NormPointers, Pool};
 use super::units::CpuUnits;
 use super::weights::{LinearPointers, Weights};
@@ -45,13 +46,6 @@ pub(super) struct CpuModel {
     pub units: CpuUnits,
 }
 
-/// A thread among those that work on one shard.
-#[derive(Clone, Copy)]
-pub(super) struct Participant<'a> {
-    pub barrier: &'a Barrier,
-    pub rank: usize,
-}
-
 /// The fewest rows per thread for which rows are divided among threads. With fewer rows columns are divided, so that no thread
 /// reads all weights for a few rows.
 const ROWS_PER_THREAD_MIN: usize = 32;
@@ -63,10 +57,17 @@ impl CpuOps<'_> {
     }
 
     /// This thread's part of `units`, in whole multiples of `grain` but for the last.
-    pub fn share(&self, units: usize, grain: usize) -> std::ops::Range<usize> {
+    pub fn share(&self, units: usize, grain: usize) -> Range<usize> {
         let each = units.div_ceil(grain).div_ceil(self.thread.barrier.width) * grain;
         let start = (self.thread.rank * each).min(units);
         start..(start + each).min(units)
+    }
+
+    /// This thread's rows of a product; `None` where columns are divided among threads.
+    fn own_rows(&self) -> Option<Range<usize>> {
+        let (all, threads) = (self.shard.tokens, self.thread.barrier.width);
+        let divided = threads == 1 || all >= ROWS_PER_THREAD_MIN * threads;
+        divided.then(|| self.share(all, self.model.units.grain_rows()))
     }
 
     /// Sequences of the shard: first row in the shard, and tokens.
@@ -90,13 +91,10 @@ impl CpuOps<'_> {
     /// `to = from · weights + bias`, then GELU if asked for.
     pub fn product(&self, map: LinearPointers, from: Matrix, to: Matrix, gelu: bool) -> Result<(), Broken> {
         let units = self.model.units;
-        let all = self.shard.tokens;
-        let (rows, columns) =
-            if self.thread.barrier.width == 1 || all >= ROWS_PER_THREAD_MIN * self.thread.barrier.width {
-                (self.share(all, units.grain_rows()), 0..map.columns)
-            } else {
-                (0..all, self.share(map.columns, units.panel_columns()))
-            };
+        let (rows, columns) = match self.own_rows() {
+            Some(rows) => (rows, 0..map.columns),
+            None => (0..self.shard.tokens, self.share(map.columns, units.panel_columns())),
+        };
         let part = map.part(units, columns.start, columns.len());
         let product = Product {
             a: self.at(from, rows.start),
@@ -115,6 +113,34 @@ impl CpuOps<'_> {
             Some(tiles) => self.run(&TileProduct { tiles, product, scratch: self.scratch.cast() }),
         }
         self.thread.wait()
+    }
+
+    /// The feed-forward on tiles, in one.
+    fn tile_feed_forward(
+        &self,
+        tiles: Tiles,
+        rows: Range<usize>,
+        [up, down]: [LinearPointers; 2],
+        [from, to]: [Matrix; 2],
+    ) {
+        let product = |map: LinearPointers| Product {
+            a: self.at(from, rows.start),
+            a_stride: from.columns,
+            b: map.weights,
+            bias: map.bias,
+            c: self.at(to, rows.start),
+            c_stride: to.columns,
+            rows: rows.len(),
+            inner: map.inner,
+            columns: map.columns,
+            gelu: false,
+        };
+        self.run(&TileFeedForward {
+            tiles,
+            up: Product { gelu: true, ..product(up) },
+            down: product(down),
+            scratch: self.scratch.cast(),
+        });
     }
 
     /// `x = norm(x)`.
@@ -263,6 +289,17 @@ impl Ops for CpuOps<'_> {
         self.thread.wait()
     }
 
+    fn feed_forward(&mut self, layer: usize, spec: &Spec, from: Matrix, at: &Layout) -> Result<(), Broken> {
+        let (Some(tiles), Some(rows), FeedForward::Gelu) =
+            (self.model.units.tiles, self.own_rows(), spec.design.feed_forward)
+        else {
+            return map_by_map(self, layer, spec, from, at);
+        };
+        let maps = [Linear::Up, Linear::Down].map(|map| self.model.weights.linear(layer, map));
+        self.tile_feed_forward(tiles, rows, maps, [from, at.y]);
+        self.thread.wait()
+    }
+
     fn pool(&mut self, from: Matrix) -> Result<(), Broken> {
         let hidden = from.columns;
         for (at, (start, tokens)) in self.sequences().enumerate() {
@@ -279,112 +316,5 @@ impl Ops for CpuOps<'_> {
             });
         }
         self.thread.wait()
-    }
-}
-
-/// Where the threads of a pass wait for each other, so that they go through the same operations in step.
-pub(super) struct Barrier {
-    width: usize,
-    /// How many threads wait in the current generation.
-    arrived: AtomicUsize,
-    /// How many times all threads have arrived.
-    generation: AtomicUsize,
-    broken: AtomicBool,
-}
-
-/// Returned by a wait if another thread of the barrier has panicked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Broken;
-
-/// How often a thread polls before it yields. Waits are short, because all threads have the same work, and a sleep in the kernel
-/// usually costs more.
-const SPINS: usize = 4096;
-
-impl Barrier {
-    pub fn new(width: usize) -> Self {
-        Self {
-            width,
-            arrived: AtomicUsize::new(0),
-            generation: AtomicUsize::new(0),
-            broken: AtomicBool::new(false),
-        }
-    }
-}
-
-impl Participant<'_> {
-    /// Waits until all threads have arrived: what each wrote before, all see after.
-    pub fn wait(&self) -> Result<(), Broken> {
-        let barrier = self.barrier;
-        if barrier.width == 1 {
-            return Ok(());
-        }
-        let generation = barrier.generation.load(Ordering::Acquire);
-        if barrier.arrived.fetch_add(1, Ordering::AcqRel) + 1 == barrier.width {
-            barrier.arrived.store(0, Ordering::Relaxed);
-            barrier.generation.store(generation.wrapping_add(1), Ordering::Release);
-            return Ok(());
-        }
-        let mut looks = 0;
-        while barrier.generation.load(Ordering::Acquire) == generation {
-            if barrier.broken.load(Ordering::Relaxed) {
-                return Err(Broken);
-            }
-            looks += 1;
-            if looks < SPINS {
-                std::hint::spin_loop();
-            } else {
-                std::thread::yield_now();
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Breaks the barrier when its thread unwinds, so that no other thread waits for it for ever.
-pub(super) struct BreaksBarrier<'a>(pub &'a Barrier);
-
-impl Drop for BreaksBarrier<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.broken.store(true, Ordering::Relaxed);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn threads_meet_at_a_barrier_and_see_what_each_has_done() {
-        let barrier = Barrier::new(3);
-        let done: Vec<AtomicUsize> = (0..3).map(|_| AtomicUsize::new(0)).collect();
-        std::thread::scope(|scope| {
-            for rank in 0..3 {
-                let (barrier, done) = (&barrier, &done);
-                scope.spawn(move || {
-                    for round in 1..=500 {
-                        done[rank].store(round, Ordering::Relaxed);
-                        Participant { barrier, rank }.wait().unwrap();
-                        assert!(done.iter().all(|done| done.load(Ordering::Relaxed) == round));
-                        Participant { barrier, rank }.wait().unwrap();
-                    }
-                });
-            }
-        });
-    }
-
-    #[test]
-    fn a_panic_frees_the_threads_that_wait() {
-        let barrier = Barrier::new(2);
-        std::thread::scope(|scope| {
-            let waits = scope.spawn(|| Participant { barrier: &barrier, rank: 0 }.wait());
-            let panics = scope.spawn(|| {
-                let _breaks = BreaksBarrier(&barrier);
-                std::panic::resume_unwind(Box::new("gone"));
-            });
-            assert!(panics.join().is_err());
-            assert_eq!(waits.join().unwrap(), Err(Broken));
-        });
     }
 }

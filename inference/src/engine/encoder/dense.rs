@@ -13,6 +13,7 @@ use serde::Deserialize;
 use super::LoadError;
 use super::config::{required, unsupported};
 use super::families::Activation;
+use super::modules::VECTOR;
 use super::shards::WEIGHTS;
 use super::simd::Level;
 use super::tensors::TensorFile;
@@ -31,9 +32,6 @@ pub(super) struct DenseConfig {
 
 /// The widest vector that a layer may make: eight times the widest of any published model.
 const OUTPUTS_MAX: usize = 65_536;
-
-/// What sentence-transformers calls a text's vector, which is what these layers are for.
-const VECTOR: &str = "sentence_embedding";
 
 /// What a layer computes behind its linear map where its file does not say, as in sentence-transformers.
 const ACTIVATION: &str = "torch.nn.modules.activation.Tanh";

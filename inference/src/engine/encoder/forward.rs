@@ -56,6 +56,20 @@ pub(super) trait Ops {
     /// The gate's function of one half of each row, times the other half.
     fn gate(&mut self, halves: Matrix, to: Matrix) -> Result<(), Self::Error>;
 
+    /// The feed-forward of a layer, from `from` to `at.y`. `at.up` and `at.hidden` are free for what is between its maps.
+    fn feed_forward(
+        &mut self,
+        layer: usize,
+        spec: &Spec,
+        from: Matrix,
+        at: &Layout,
+    ) -> Result<(), Self::Error>
+    where
+        Self: Sized,
+    {
+        map_by_map(self, layer, spec, from, at)
+    }
+
     /// Each sequence's tokens into its vector, as the model's own files say.
     fn pool(&mut self, from: Matrix) -> Result<(), Self::Error>;
 }
@@ -89,11 +103,7 @@ pub(super) fn layers<O: Ops>(ops: &mut O, spec: &Spec, at: &Layout) -> Result<Ma
             ops.norm_block(layer, Norm::Attention, at.y)?;
         }
         ops.add_norm(layer, Norm::Attention, at.x, at.y, normed)?;
-        ops.linear(layer, Linear::Up, normed, at.up)?;
-        if design.feed_forward != FeedForward::Gelu {
-            ops.gate(at.up, at.hidden)?;
-        }
-        ops.linear(layer, Linear::Down, at.hidden, at.y)?;
+        ops.feed_forward(layer, spec, normed, at)?;
         if norms_blocks {
             ops.norm_block(layer, Norm::Output, at.y)?;
         }
@@ -101,4 +111,19 @@ pub(super) fn layers<O: Ops>(ops: &mut O, spec: &Spec, at: &Layout) -> Result<Ma
         input = normed;
     }
     Ok(normed)
+}
+
+/// A feed-forward as one operation after the other.
+pub(super) fn map_by_map<O: Ops>(
+    ops: &mut O,
+    layer: usize,
+    spec: &Spec,
+    from: Matrix,
+    at: &Layout,
+) -> Result<(), O::Error> {
+    ops.linear(layer, Linear::Up, from, at.up)?;
+    if spec.design.feed_forward != FeedForward::Gelu {
+        ops.gate(at.up, at.hidden)?;
+    }
+    ops.linear(layer, Linear::Down, at.hidden, at.y)
 }

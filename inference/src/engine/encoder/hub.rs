@@ -9,11 +9,11 @@ use hf_hub::{Cache, Repo, RepoType};
 use super::LoadError;
 use super::config::{ADAPTER, CONVERT, MERGE};
 use super::dense::DenseConfig;
-use super::modules::{MODULES, Module};
+use super::modules::{MODULES, Module, NORMALIZE, NORMALIZE_CONFIG};
 use super::saved_config::PROMPTS;
 use super::shards::{INDEX, Index, WEIGHTS};
 use super::text_config::{CHAT_TEMPLATE, SENTENCE_FILES, TOKENIZER_CONFIG};
-use super::tokens_beside::{ADDED_TOKENS, SPECIAL_TOKENS_MAP};
+use super::token_keys::TOKEN_FILES;
 
 /// Where a model comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -175,12 +175,12 @@ fn wanted(modules: Option<&[Module]>) -> Vec<(String, bool)> {
     let mut files = vec![(MODULES.to_owned(), false), (PROMPTS.to_owned(), false)];
     let transformer = transformer(modules);
     files.extend(REQUIRED.map(|file| (within(transformer, file), true)));
-    let of_tokenizer = [TOKENIZER_CONFIG, CHAT_TEMPLATE, SPECIAL_TOKENS_MAP, ADDED_TOKENS];
-    let optional = SENTENCE_FILES.into_iter().chain(of_tokenizer);
+    let optional = SENTENCE_FILES.into_iter().chain([TOKENIZER_CONFIG, CHAT_TEMPLATE]).chain(TOKEN_FILES);
     files.extend(optional.map(|file| (within(transformer, file), false)));
     for module in modules.unwrap_or_default() {
         match module.kind() {
             _ if module.is_pooling() => files.push((within(&module.path, "config.json"), true)),
+            NORMALIZE => files.push((within(&module.path, NORMALIZE_CONFIG), false)),
             "Dense" => files.extend(DenseConfig::FILES.map(|file| (within(&module.path, file), true))),
             _ => {}
         }

@@ -129,6 +129,13 @@ fn a_model_in_several_files_is_fetched_whole() {
 }
 
 #[test]
+fn what_a_normalize_module_says_is_fetched_if_it_is_there() {
+    let class = "sentence_transformers.models.Normalize".to_owned();
+    let files = wanted(Some(&[Module { class, path: "2_Normalize".to_owned() }]));
+    assert!(files.contains(&("2_Normalize/config.json".to_owned(), false)), "{files:?}");
+}
+
+#[test]
 fn a_gated_model_needs_the_token() {
     let files =
         &["modules.json", "config.json", "tokenizer.json", "model.safetensors", "1_Pooling/config.json"];

@@ -25,6 +25,15 @@ pub struct Normalization {
     lowercase_first: bool,
 }
 
+impl Normalization {
+    pub fn apply(self, tokenizer: &mut Tokenizer) {
+        tokenizer.with_normalizer(Some(self.bert));
+        if self.lowercase_first {
+            super::super::tokenizer_class::lowercase_first(tokenizer);
+        }
+    }
+}
+
 pub fn normalization() -> impl Strategy<Value = Normalization> {
     let options = any::<(bool, bool, Option<bool>, bool, bool)>();
     options.prop_map(|(clean, ideographs, accents, lowercase, lowercase_first)| {
@@ -36,10 +45,7 @@ pub fn normalization() -> impl Strategy<Value = Normalization> {
 /// The tokenizer of a fixture with another normalizer.
 pub fn tokenizer_with(normalization: Normalization, fixture: &str) -> Tokenizer {
     let mut tokenizer = tokenizer_of(fixture);
-    tokenizer.with_normalizer(Some(normalization.bert));
-    if normalization.lowercase_first {
-        super::super::tokenizer_class::lowercase_first(&mut tokenizer);
-    }
+    normalization.apply(&mut tokenizer);
     tokenizer
 }
 

@@ -1,9 +1,10 @@
 //! The built-in engine: embeddings, sparse vectors and scores of texts, with encoders of the families that [`families`] lists.
 //!
 //! `hub` finds the model's folder; `config` reads it with `modules`, `saved_config`, `text_config` and `families`. `tokens` makes items
-//! of texts (with `long_text` and `safe_split` for long ones, `word_cache` for words that come again, `tokenizer_class` for what
-//! transformers changes in a tokenizer, and `tokens_beside` for the tokens that it adds). `pairs` makes items of pairs. `checkpoint` reads
-//! the weights from the files that `shards` finds. `plan` computes a pass's bytes, and `forward` runs its layers over a device's operations.
+//! of texts (with `long_text` and `safe_split` for long ones, `word_piece` for plain words, `word_cache` for others that come again,
+//! `tokenizer_class`, `class_parts`, `class_tokens` and `token_keys` for what transformers makes of the tokenizer's files). `pairs` makes items
+//! of pairs. `checkpoint` reads the weights from the files that `shards` finds. `plan` computes a pass's bytes, and `forward` runs its layers
+//! over a device's operations.
 //!
 //! On the CPU `pass` runs a pass, `pack` deals its items to threads, and the operations in `cpu` use `matmul`, `attention`,
 //! `rotary`, `token_ops` and `math`, each compiled for every vector unit in `simd`. On a CPU with a tile unit `tiles` computes the
@@ -11,7 +12,10 @@
 //! transforms them, `head` computes scores, and `vocabulary` and `sparse` make sparse vectors.
 
 mod attention;
+mod barrier;
 mod checkpoint;
+mod class_parts;
+mod class_tokens;
 mod config;
 mod cpu;
 pub mod cuda;
@@ -43,14 +47,15 @@ mod sparse;
 mod tensors;
 mod text_config;
 mod tiles;
+mod token_keys;
 mod token_ops;
 mod tokenizer_class;
 mod tokens;
-mod tokens_beside;
 mod units;
 mod vocabulary;
 mod weights;
 mod word_cache;
+mod word_piece;
 
 use std::fmt;
 use std::sync::Arc;
@@ -182,7 +187,7 @@ impl Encoder {
     ) -> Result<Self, LoadError> {
         let outputs = Outputs::load(config)?;
         let (tokens, tokens_max) = (Tokens::load(config, threads)?, config.texts.tokens_max);
-        let revision = config.revision(element.as_str())?;
+        let revision = config.revision(element.as_str(), tokens.uses_older_files)?;
         Ok(Self { backend, tokens, tokens_max, revision, computes, outputs })
     }
 

@@ -72,6 +72,24 @@ const MLM_TRANSFORMER: &str = "MLMTransformer";
 /// What makes a sparse vector of scores of the vocabulary.
 const SPLADE_POOLING: &str = "SpladePooling";
 
+/// What makes vectors of length 1, and the file that says which.
+pub(super) const NORMALIZE: &str = "Normalize";
+pub(super) const NORMALIZE_CONFIG: &str = "config.json";
+
+/// What sentence-transformers calls a text's vector.
+pub(super) const VECTOR: &str = "sentence_embedding";
+
+/// Refuses a module that normalizes anything but a text's vector, or puts the result elsewhere.
+fn check_normalize(path: &Path) -> Result<(), LoadError> {
+    let config: HashMap<String, Value> = optional(path)?.unwrap_or_default();
+    for key in ["module_input_name", "module_output_name"] {
+        if let Some(name) = config.get(key).filter(|name| !name.is_null() && *name != VECTOR) {
+            return Err(unsupported(path, format!("{key} {name}"), &format!("`{VECTOR}`")));
+        }
+    }
+    Ok(())
+}
+
 /// What a model is for.
 pub(super) enum Task {
     /// There is no `modules.json`: the model is a classifier if `config.json` says so, else for embeddings.
@@ -123,7 +141,10 @@ impl Task {
             return Ok((transformer_folder, Self::Sparse { pooling: pooling_file, says_so: is_mlm }));
         }
         let (dense, normalize) = match behind {
-            [dense @ .., last] if last.kind() == "Normalize" => (dense, true),
+            [dense @ .., last] if last.kind() == NORMALIZE => {
+                check_normalize(&folder.join(&last.path).join(NORMALIZE_CONFIG))?;
+                (dense, true)
+            }
             dense => (dense, false),
         };
         if is_mlm || pooling.kind() != "Pooling" || dense.iter().any(|module| module.kind() != "Dense") {
@@ -171,15 +192,18 @@ impl Pooling {
             // One mode in a list is that mode.
             Some(Value::Array(modes)) => modes.iter().map(|mode| mode.as_str().unwrap_or("?")).collect(),
             Some(mode) => vec![mode.as_str().unwrap_or("?")],
-            None => config
-                .iter()
-                .filter(|(_, on)| **on == Value::Bool(true))
-                .filter_map(|(key, _)| key.strip_prefix("pooling_mode_"))
-                .collect(),
+            None => Self::switched_on(path, &config)?,
         };
         modes.sort_unstable();
         match modes[..] {
             ["mean" | "mean_tokens"] => Ok(Self::Mean),
+            // Where the file says nothing of it, as in the library.
+            [] if !["pooling_mode", "pooling_mode_mean_tokens"]
+                .iter()
+                .any(|key| config.contains_key(*key)) =>
+            {
+                Ok(Self::Mean)
+            }
             ["cls" | "cls_token"] => Ok(Self::Cls),
             ["max" | "max_tokens"] => Ok(Self::Max),
             ["lasttoken"] => Ok(Self::Last),
@@ -189,5 +213,19 @@ impl Pooling {
                 "one of mean, cls, max, lasttoken",
             )),
         }
+    }
+
+    /// The modes whose switch is on.
+    fn switched_on<'a>(path: &Path, config: &'a HashMap<String, Value>) -> Result<Vec<&'a str>, LoadError> {
+        let mut modes = Vec::new();
+        for (key, on) in config {
+            let Some(mode) = key.strip_prefix("pooling_mode_") else { continue };
+            match on {
+                Value::Bool(true) => modes.push(mode),
+                Value::Bool(false) => {}
+                other => return Err(unsupported(path, format!("{key} {other}"), "true, false")),
+            }
+        }
+        Ok(modes)
     }
 }

@@ -40,13 +40,21 @@ impl PairTemplate {
         let (ids, types) = (whole.get_ids(), whole.get_type_ids());
         let odd =
             || "its post-processor does more than put special tokens around and between two texts".to_owned();
-        let starts = |from: usize, part: &[u32]| (from..ids.len()).find(|at| ids[*at..].starts_with(part));
+        let mask = whole.get_special_tokens_mask();
+        // One of the special tokens may be that of a text.
+        let starts = |from: usize, part: &[u32]| {
+            (from..ids.len()).find(|at| mask[*at] == 0).filter(|at| ids[*at..].starts_with(part))
+        };
         if first.is_empty() || second.is_empty() {
             return Err(odd());
         }
         let at_first = starts(0, first).ok_or_else(odd)?;
         let end_first = at_first + first.len();
         let at_second = starts(end_first, second).ok_or_else(odd)?;
+        let end_second = at_second + second.len();
+        if mask[end_second..].contains(&0) {
+            return Err(odd());
+        }
         let of_first = types.iter().take_while(|kind| **kind == 0).count();
         let between_of_first = match types[of_first..].iter().all(|kind| *kind == 1) {
             _ if !typed || of_first == ids.len() => None,
@@ -60,7 +68,7 @@ impl PairTemplate {
         Ok(Self {
             before: ids[..at_first].to_vec(),
             between: ids[end_first..at_second].to_vec(),
-            after: ids[at_second + second.len()..].to_vec(),
+            after: ids[end_second..].to_vec(),
             between_of_first,
         })
     }
@@ -169,7 +177,9 @@ impl Tokens {
             (a, b) = (more_a, more_b);
         }
         let (keep_a, keep_b) = longest_first(a.len(), b.len(), room);
-        Ok(template.join(&a[..keep_a], &b[..keep_b]))
+        let (a, b) = (&a[..keep_a], &b[..keep_b]);
+        [a, b].into_iter().try_for_each(|kept| self.check_embeddings(kept))?;
+        Ok(template.join(a, b))
     }
 }
 

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use crate::device::cpu::CpuDevice;
 use crate::engine::{PassError, PassShape};
 
+use super::barrier::{Barrier, BreaksBarrier, Participant};
 use super::config::{Dims, ModelConfig};
-use super::cpu::{Barrier, BreaksBarrier, CpuModel, CpuOps, Participant};
+use super::cpu::{CpuModel, CpuOps};
 use super::families::Sequence;
 use super::pack::{Packing, Shards};
 use super::plan::{CpuPlan, Layout, activations_per_token};

@@ -94,13 +94,14 @@ impl CpuPlan {
             end += (elements * 4).next_multiple_of(REGION_ALIGNMENT);
             start
         };
-        // A thread runs either attention or a product, so the two share the scratch. A product has the pass's rows at most.
+        // A thread runs one operation at a time, so all of them share the scratch. A product has the pass's rows at most.
         let attention = attention::scratch_len(shape.longest, dims.head, units.vectors) * 4;
         // The deepest map may pack less than another one, because it packs fewer rows at once.
         let product = [dims.hidden, dims.feed_forward, dims.attention_columns()]
             .map(|inner| units.product_scratch_bytes(shape.cost, inner));
         let product = product.into_iter().max().unwrap_or(0);
-        let scratch_stride = attention.max(product).next_multiple_of(REGION_ALIGNMENT);
+        let feed_forward = units.feed_forward_scratch_bytes(shape.cost, dims);
+        let scratch_stride = attention.max(product).max(feed_forward).next_multiple_of(REGION_ALIGNMENT);
         Self {
             ids: region(shape.cost),
             rows: region(shape.cost),
@@ -250,6 +251,12 @@ mod tests {
                         "{rows} x {inner}"
                     );
                 }
+            }
+            for rows in 1..=cost {
+                assert!(
+                    units.feed_forward_scratch_bytes(rows, &MINILM) <= plan.scratch_stride,
+                    "{rows} rows"
+                );
             }
         }
     }

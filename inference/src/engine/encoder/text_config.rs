@@ -7,9 +7,9 @@ use serde_json::{Map, Value};
 
 use super::LoadError;
 use super::config::{null_as_default, optional, unsupported};
-use super::families::Spec;
-use super::tokenizer_class::TokenizerConfig;
-use super::tokens_beside::TokenFiles;
+use super::families::{Positions, Spec};
+use super::token_keys::TokenFiles;
+use super::tokenizer_class::{Class, TokenizerConfig};
 
 /// The files in which sentence-transformers configures a transformer. The first one that exists and is not empty counts, as there.
 pub(super) const SENTENCE_FILES: [&str; 7] = [
@@ -53,7 +53,7 @@ pub(super) struct SentenceConfig {
     pub transformer_task: Option<String>,
     /// Overrides the same keys of `tokenizer_config.json`.
     processor_kwargs: Option<Map<String, Value>>,
-    /// Its older name.
+    /// Its older name, which counts where both are there.
     tokenizer_args: Option<Map<String, Value>>,
     /// Parameters with which the model and its configuration are loaded, each with its older name.
     model_kwargs: Option<Map<String, Value>>,
@@ -73,6 +73,22 @@ pub(super) struct SentenceConfig {
 /// A kind of inputs that sentence-transformers turns into texts by the chat template. A model that takes this kind treats texts the
 /// same way.
 const MESSAGES: &str = "message";
+
+/// What is taken of classes of tokenizers.
+const CLASSES_TAKEN: &str = "classes whose tokenizers it builds as transformers does. If transformers makes the same of tokenizer.json with \
+                             `\"tokenizer_class\": \"PreTrainedTokenizerFast\"`, set that in tokenizer_config.json";
+
+/// If such a folder's tokenizer is byte-level, transformers does not use this class, but takes tokenizer.json as it is.
+const LLAMA: &str = "LlamaTokenizer";
+
+/// Whether transformers takes a folder's tokenizer for one: it looks for this word.
+fn is_byte_level(transformer: &Path) -> bool {
+    std::fs::read_to_string(transformer.join("tokenizer.json"))
+        .is_ok_and(|text| text.contains("\"ByteLevel\""))
+}
+
+/// What of the transformer's outputs counts.
+const OUTPUTS: [&str; 2] = ["last_hidden_state", "logits"];
 
 /// Parameters of each call of the tokenizer.
 #[derive(Clone, Default, Deserialize)]
@@ -140,6 +156,11 @@ impl SentenceFile {
         if own.modality_config.as_ref().is_some_and(|all| all.contains_key(MESSAGES)) {
             let found = format!("modality_config.{MESSAGES}, texts in a chat template");
             return Err(unsupported(&self.path, found, "models that take texts as they are"));
+        }
+        let output = own.modality_config.as_ref().and_then(|all| all.get("text")?.get("method_output_name"));
+        if let Some(name) = output.filter(|name| !OUTPUTS.contains(&name.as_str().unwrap_or_default())) {
+            let found = format!("modality_config.text.method_output_name {name}");
+            return Err(unsupported(&self.path, found, &OUTPUTS.join(", ")));
         }
         let others = [
             ("query_expansion", &own.query_expansion),
@@ -219,7 +240,7 @@ impl TextConfig {
         let own: Map<String, Value> = optional(&path)?.unwrap_or_default();
         let SentenceFile { path: sentence_path, content: sentence } = sentence;
         let kwargs =
-            sentence.processor_kwargs.clone().or_else(|| sentence.tokenizer_args.clone()).unwrap_or_default();
+            sentence.tokenizer_args.clone().or_else(|| sentence.processor_kwargs.clone()).unwrap_or_default();
         // transformers ignores these keys in its own file, but not in this one.
         if let Some(key) =
             SPECIAL_AROUND.iter().find(|key| kwargs.get(**key).is_some_and(|value| !value.is_null()))
@@ -231,7 +252,7 @@ impl TextConfig {
                 "special tokens as tokenizer.json puts them around texts",
             ));
         }
-        let files = TokenFiles::read(transformer, &own)?;
+        let files = TokenFiles::read(transformer, &own, &kwargs)?;
         let own = own.into_iter().chain(kwargs.clone()).collect();
         let mut tokenizer: TokenizerConfig = serde_json::from_value(Value::Object(own))
             .map_err(|source| LoadError::Json { path: path.clone(), source })?;
@@ -248,6 +269,17 @@ impl TextConfig {
             Some(tokens) if !kwargs.contains_key("model_max_length") => Some(tokens),
             _ => own_length,
         };
+        let is_set = sentence.max_seq_length.is_some() || kwargs.contains_key("model_max_length");
+        if let Some(tokens) = most.filter(|tokens| is_set && *tokens > spec.dims.positions)
+            && spec.positions == Positions::Rotary
+        {
+            let takes = format!(
+                "at most {}, its positions (max_position_embeddings or n_positions). Rotary positions have no end, so \
+                 sentence-transformers takes longer texts: raise that number in config.json, in a copy of the folder",
+                spec.dims.positions
+            );
+            return Err(unsupported(sentence_path, format!("a length of {tokens} tokens"), &takes));
+        }
         let tokens_max = most.map_or(spec.dims.positions, |tokens| tokens.min(spec.dims.positions));
         let processing = sentence.processing_kwargs.clone().unwrap_or_default();
         let others = [
@@ -262,8 +294,12 @@ impl TextConfig {
                 return Err(unsupported(sentence_path, format!("{key} {length}"), &takes));
             }
         }
-        tokenizer.model_type.clone_from(&spec.model_type);
-        tokenizer.tokenizer_class = tokenizer.tokenizer_class.or_else(|| spec.tokenizer_class.clone());
+        let class = tokenizer.tokenizer_class.as_ref().or(spec.tokenizer_class.as_ref());
+        tokenizer.class = match Class::of(&spec.model_type, class.map(String::as_str)) {
+            Ok(class) => class,
+            Err(name) if name == LLAMA && is_byte_level(transformer) => Class::AsFile,
+            Err(name) => return Err(unsupported(&path, format!("the class `{name}`"), CLASSES_TAKEN)),
+        };
         tokenizer.files = files;
         Ok(Self { tokens_max, lowercase: sentence.do_lower_case, tokenizer })
     }

@@ -1,17 +1,17 @@
-//! What transformers changes in a `tokenizer.json` when it loads one. Some of its classes build the normalizer or the pre-tokenizer again,
-//! from keys of `tokenizer_config.json` and from their own defaults. Without these changes the token ids would differ from those of
+//! Which tokenizer transformers makes of a `tokenizer.json`. Some of its classes take only the vocabulary and the merges of the file, and
+//! build the rest from keys of `tokenizer_config.json` and from their own defaults. Without that the token ids would differ from those of
 //! transformers.
+
+use std::fmt;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use tokenizers::normalizers::{BertNormalizer, Lowercase, Sequence};
-use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
-use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
-use tokenizers::pre_tokenizers::sequence::Sequence as Words;
-use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
-use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
+use tokenizers::normalizers::{Lowercase, Sequence};
+use tokenizers::{NormalizerWrapper, Tokenizer};
 
-use super::tokens_beside::{TokenFiles, TokensBeside};
+use super::class_parts::{FileParts, rebuild};
+use super::class_tokens::ClassTokens;
+use super::token_keys::TokenFiles;
 
 /// The keys of `tokenizer_config.json` that count.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -22,121 +22,294 @@ pub(super) struct TokenizerConfig {
     /// Special tokens in a text are read as ordinary text.
     pub split_special_tokens: Option<bool>,
     pub tokenizer_class: Option<String>,
-    do_lower_case: Option<bool>,
-    strip_accents: Option<bool>,
-    tokenize_chinese_chars: Option<bool>,
-    add_prefix_space: Option<bool>,
+    pub(super) do_lower_case: Option<bool>,
+    pub(super) strip_accents: Option<bool>,
+    pub(super) tokenize_chinese_chars: Option<bool>,
+    pub(super) add_prefix_space: Option<bool>,
+    /// What transformers' tokenizer gives the model.
+    model_input_names: Option<Vec<String>>,
     /// All other keys, including those that name tokens.
     #[serde(flatten)]
     others: Map<String, Value>,
-    /// That of `config.json`.
+    /// What [`Class::of`] says for the class and the model.
     #[serde(skip)]
-    pub model_type: String,
+    pub class: Class,
     #[serde(skip)]
     pub files: TokenFiles,
 }
 
-/// Classes that put special tokens around texts where `tokenizer.json` says nothing of them.
-const WITH_SPECIAL_TOKENS: [&str; 7] = [
-    "BertTokenizer",
-    "CamembertTokenizer",
-    "DistilBertTokenizer",
-    "ElectraTokenizer",
-    "MPNetTokenizer",
-    "RobertaTokenizer",
-    "XLMRobertaTokenizer",
+/// transformers' classes whose tokenizers this engine builds as they do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Class {
+    /// `PreTrainedTokenizerFast` and names that transformers does not know: it takes `tokenizer.json` as it is.
+    #[default]
+    AsFile,
+    Bert,
+    DistilBert,
+    /// Both encoders of DPR: BERT's, always with lower case.
+    Dpr,
+    MpNet,
+    Roberta,
+    XlmRoberta,
+    Camembert,
+    Qwen2,
+    Gemma,
+    Gpt2,
+    Herbert,
+}
+
+/// Other classes of transformers 5.23. Some build a tokenizer from the vocabulary in ways of their own, and others do not read
+/// `tokenizer.json`.
+const OTHERS: [&str; 82] = [
+    "AlbertTokenizer",
+    "BarthezTokenizer",
+    "BartphoTokenizer",
+    "BertGenerationTokenizer",
+    "BertJapaneseTokenizer",
+    "BertweetTokenizer",
+    "BigBirdTokenizer",
+    "BioGptTokenizer",
+    "BlenderbotSmallTokenizer",
+    "BlenderbotTokenizer",
+    "ByT5Tokenizer",
+    "CLIPTokenizer",
+    "CTRLTokenizer",
+    "CanineTokenizer",
+    "ClvpTokenizer",
+    "CodeGenTokenizer",
+    "CodeLlamaTokenizer",
+    "CohereTokenizer",
+    "ConvBertTokenizer",
+    "CpmAntTokenizer",
+    "CpmTokenizer",
+    "DPRReaderTokenizer",
+    "DebertaTokenizer",
+    "DebertaV2Tokenizer",
+    "DiaTokenizer",
+    "EsmTokenizer",
+    "EsmcTokenizer",
+    "FNetTokenizer",
+    "FSMTTokenizer",
+    "FastSpeech2ConformerTokenizer",
+    "FlaubertTokenizer",
+    "FunnelTokenizer",
+    "GPTNeoXJapaneseTokenizer",
+    "GPTNeoXTokenizer",
+    "GPTSw3Tokenizer",
+    "LasrTokenizer",
+    "LayoutLMv2Tokenizer",
+    "LayoutLMv3Tokenizer",
+    "LayoutXLMTokenizer",
+    "LlamaTokenizer",
+    "LukeTokenizer",
+    "M2M100Tokenizer",
+    "MBart50Tokenizer",
+    "MBartTokenizer",
+    "MLukeTokenizer",
+    "MarianTokenizer",
+    "MarkupLMTokenizer",
+    "MgpstrTokenizer",
+    "MyT5Tokenizer",
+    "NllbTokenizer",
+    "NougatTokenizer",
+    "OpenAIGPTTokenizer",
+    "PLBartTokenizer",
+    "ParakeetTokenizer",
+    "PegasusTokenizer",
+    "PerceiverTokenizer",
+    "PhobertTokenizer",
+    "ProphetNetTokenizer",
+    "Qwen3_5Tokenizer",
+    "RagTokenizer",
+    "ReformerTokenizer",
+    "RemBertTokenizer",
+    "RoCBertTokenizer",
+    "RoFormerTokenizer",
+    "SeamlessM4TTokenizer",
+    "Siglip2Tokenizer",
+    "SiglipTokenizer",
+    "Speech2TextTokenizer",
+    "SpeechT5Tokenizer",
+    "SplinterTokenizer",
+    "T5Tokenizer",
+    "TapasTokenizer",
+    "Tipsv2Tokenizer",
+    "UdopTokenizer",
+    "VideoPrismTokenizer",
+    "VitsTokenizer",
+    "Wav2Vec2CTCTokenizer",
+    "Wav2Vec2PhonemeCTCTokenizer",
+    "WhisperTokenizer",
+    "XGLMTokenizer",
+    "XLMTokenizer",
+    "XLNetTokenizer",
 ];
 
-impl TokenizerConfig {
-    /// transformers' class, without the suffix of one generation (`BertTokenizer`, `BertTokenizerFast`).
-    fn class(&self) -> &str {
-        match (self.model_type.as_str(), &self.tokenizer_class) {
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::AsFile => "PreTrainedTokenizerFast",
+            Self::Bert => "BertTokenizer",
+            Self::DistilBert => "DistilBertTokenizer",
+            Self::Dpr => "DPRContextEncoderTokenizer",
+            Self::MpNet => "MPNetTokenizer",
+            Self::Roberta => "RobertaTokenizer",
+            Self::XlmRoberta => "XLMRobertaTokenizer",
+            Self::Camembert => "CamembertTokenizer",
+            Self::Qwen2 => "Qwen2Tokenizer",
+            Self::Gemma => "GemmaTokenizer",
+            Self::Gpt2 => "GPT2Tokenizer",
+            Self::Herbert => "HerbertTokenizer",
+        })
+    }
+}
+
+impl Class {
+    /// That of a family's model whose files name a class, or none.
+    ///
+    /// # Errors
+    /// Returns the name of a class that this engine does not build.
+    pub fn of(model_type: &str, name: Option<&str>) -> Result<Self, String> {
+        let Some(name) = name else { return Ok(Self::of_family(model_type)) };
+        // The suffix of one generation.
+        let name = name.strip_suffix("Fast").unwrap_or(name);
+        Ok(match name {
             // Folders of this family name classes that do not fit them; transformers takes their `tokenizer.json` as it is.
-            ("modernbert", _) => "TokenizersBackend",
-            (_, Some(class)) => class.strip_suffix("Fast").unwrap_or(class),
-            ("bert" | "distilbert" | "nomic_bert", None) => "BertTokenizer",
-            ("mpnet", None) => "MPNetTokenizer",
-            ("roberta", None) => "RobertaTokenizer",
-            ("gte" | "xlm-roberta", None) => "XLMRobertaTokenizer",
-            ("camembert", None) => "CamembertTokenizer",
-            ("qwen3", None) => "Qwen2Tokenizer",
-            ("gemma3_text", None) => "GemmaTokenizer",
-            (_, None) => "TokenizersBackend",
+            _ if model_type == "modernbert" => Self::AsFile,
+            "BertTokenizer"
+            | "ElectraTokenizer"
+            | "LayoutLMTokenizer"
+            | "LxmertTokenizer"
+            | "MobileBertTokenizer"
+            | "SqueezeBertTokenizer" => Self::Bert,
+            "DistilBertTokenizer" => Self::DistilBert,
+            "DPRContextEncoderTokenizer" | "DPRQuestionEncoderTokenizer" => Self::Dpr,
+            "MPNetTokenizer" => Self::MpNet,
+            "RobertaTokenizer"
+            | "BartTokenizer"
+            | "LEDTokenizer"
+            | "LongformerTokenizer"
+            | "MvpTokenizer" => Self::Roberta,
+            "XLMRobertaTokenizer" => Self::XlmRoberta,
+            "CamembertTokenizer" => Self::Camembert,
+            "Qwen2Tokenizer" => Self::Qwen2,
+            "GemmaTokenizer" => Self::Gemma,
+            "GPT2Tokenizer" => Self::Gpt2,
+            "HerbertTokenizer" => Self::Herbert,
+            name if OTHERS.contains(&name) => return Err(name.to_owned()),
+            _ => Self::AsFile,
+        })
+    }
+
+    fn of_family(model_type: &str) -> Self {
+        match model_type {
+            "bert" | "distilbert" | "nomic_bert" => Self::Bert,
+            "mpnet" => Self::MpNet,
+            "roberta" => Self::Roberta,
+            "gte" | "xlm-roberta" => Self::XlmRoberta,
+            "camembert" => Self::Camembert,
+            "qwen3" => Self::Qwen2,
+            "gemma3_text" => Self::Gemma,
+            _ => Self::AsFile,
         }
     }
 
-    /// Refuses a file without special tokens around texts if transformers' class adds its own.
-    ///
-    /// # Errors
-    /// Says so.
-    pub fn check(&self, tokenizer: &Tokenizer) -> Result<(), String> {
-        let class = self.class();
-        if tokenizer.get_post_processor().is_none() && WITH_SPECIAL_TOKENS.contains(&class) {
-            return Err(format!(
-                "it has no post-processor, which says where special tokens are. transformers puts those of its class \
-                 {class} around texts; save the tokenizer with it once, so that they are in the file"
-            ));
-        }
-        Ok(())
+    /// The token that the class has under a name that no file gives.
+    pub fn default_token(self, name: &str) -> Option<&'static str> {
+        let all: &[(&str, &str)] = match self {
+            Self::AsFile => &[],
+            Self::Bert | Self::DistilBert | Self::Dpr => &[
+                ("unk_token", "[UNK]"),
+                ("sep_token", "[SEP]"),
+                ("pad_token", "[PAD]"),
+                ("cls_token", "[CLS]"),
+                ("mask_token", "[MASK]"),
+            ],
+            Self::MpNet => &[
+                ("bos_token", "<s>"),
+                ("eos_token", "</s>"),
+                ("unk_token", "[UNK]"),
+                ("sep_token", "</s>"),
+                ("pad_token", "<pad>"),
+                ("cls_token", "<s>"),
+                ("mask_token", "<mask>"),
+            ],
+            Self::Roberta | Self::XlmRoberta | Self::Camembert => &[
+                ("bos_token", "<s>"),
+                ("eos_token", "</s>"),
+                ("unk_token", "<unk>"),
+                ("sep_token", "</s>"),
+                ("pad_token", "<pad>"),
+                ("cls_token", "<s>"),
+                ("mask_token", "<mask>"),
+            ],
+            Self::Herbert => &[
+                ("unk_token", "<unk>"),
+                ("sep_token", "</s>"),
+                ("pad_token", "<pad>"),
+                ("cls_token", "<s>"),
+                ("mask_token", "<mask>"),
+            ],
+            Self::Gemma => &[
+                ("bos_token", "<bos>"),
+                ("eos_token", "<eos>"),
+                ("unk_token", "<unk>"),
+                ("pad_token", "<pad>"),
+                ("mask_token", "<mask>"),
+            ],
+            Self::Qwen2 => &[
+                ("eos_token", "<|endoftext|>"),
+                ("unk_token", "<|endoftext|>"),
+                ("pad_token", "<|endoftext|>"),
+            ],
+            Self::Gpt2 => &[
+                ("bos_token", "<|endoftext|>"),
+                ("eos_token", "<|endoftext|>"),
+                ("unk_token", "<|endoftext|>"),
+            ],
+        };
+        all.iter().find(|(key, _)| *key == name).map(|(_, token)| *token)
     }
 
-    /// Tokens that transformers looks for in texts, and that the file does not have.
-    ///
-    /// # Errors
-    /// As for [`TokensBeside::of`].
-    pub fn tokens_beside(&self, tokenizer: &Tokenizer) -> Result<TokensBeside, String> {
-        TokensBeside::of(self.class(), &self.others, &self.files, tokenizer)
-    }
-
-    /// Changes a tokenizer in the way that transformers changes it when it loads the file.
-    pub fn apply(&self, tokenizer: &mut Tokenizer) {
-        match (self.class(), tokenizer.get_model()) {
-            (
-                "BertTokenizer" | "DistilBertTokenizer" | "ElectraTokenizer" | "MPNetTokenizer",
-                ModelWrapper::WordPiece(_),
-            ) => {
-                let ideographs = self.tokenize_chinese_chars.unwrap_or(true);
-                let lowercase = self.do_lower_case.unwrap_or(true);
-                let normalizer = BertNormalizer::new(true, ideographs, self.strip_accents, lowercase);
-                tokenizer.with_normalizer(Some(normalizer)).with_pre_tokenizer(Some(BertPreTokenizer));
-            }
-            ("RobertaTokenizer" | "Qwen2Tokenizer", ModelWrapper::BPE(_)) => {
-                let space = self.add_prefix_space.unwrap_or(false);
-                if let Some(words) = tokenizer.get_pre_tokenizer().cloned() {
-                    tokenizer.with_pre_tokenizer(Some(with_space(words, space)));
-                }
-            }
-            // The normalizer of published files reduces several spaces to one, and they have no `WhitespaceSplit`. So a text of
-            // spaces, and spaces at a text's end, would have a token.
-            ("XLMRobertaTokenizer" | "CamembertTokenizer", ModelWrapper::Unigram(_)) => {
-                let parts = normalizers(tokenizer);
-                let table = parts.into_iter().find(|part| matches!(part, NormalizerWrapper::Precompiled(_)));
-                let prepend = match self.add_prefix_space {
-                    Some(false) => PrependScheme::Never,
-                    Some(true) | None => PrependScheme::Always,
-                };
-                let spaces = Metaspace::new('▁', prepend, true);
-                let words = Words::new(vec![WhitespaceSplit.into(), spaces.into()]);
-                tokenizer.with_normalizer(table).with_pre_tokenizer(Some(words));
-            }
-            _ => {}
+    /// The tokens without names that the class has where no file gives any.
+    pub fn extra_tokens(self) -> &'static [&'static str] {
+        match self {
+            Self::Camembert => &["<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"],
+            _ => &[],
         }
     }
 }
 
-/// Byte-level words with a space in front of each text, or without.
-fn with_space(words: PreTokenizerWrapper, space: bool) -> PreTokenizerWrapper {
-    match words {
-        PreTokenizerWrapper::ByteLevel(bytes) => bytes.add_prefix_space(space).into(),
-        PreTokenizerWrapper::Sequence(all) => {
-            Words::new(all.into_iter().map(|one| with_space(one, space)).collect()).into()
+impl TokenizerConfig {
+    /// Whether transformers gives the model token types. Without them all tokens of a pair are of the first type.
+    pub fn gives_types(&self) -> bool {
+        match &self.model_input_names {
+            Some(names) => names.iter().any(|name| name == "token_type_ids"),
+            None => matches!(self.class, Class::Bert | Class::Dpr),
         }
-        other => other,
+    }
+
+    /// Changes the tokenizer of `tokenizer.json` into the one that transformers makes of the file. Returns whether the
+    /// older files have a part in it. `embeddings`: how many tokens the model has embeddings of.
+    ///
+    /// # Errors
+    /// The files do not fit the class.
+    pub fn apply(
+        &self,
+        tokenizer: &mut Tokenizer,
+        file: &FileParts,
+        embeddings: usize,
+    ) -> Result<bool, String> {
+        let tokens =
+            |files: &TokenFiles| ClassTokens::of(self.class, &self.others, files, file.added_tokens.clone());
+        let (all, without) = (tokens(&self.files)?, tokens(&TokenFiles::default())?);
+        rebuild(tokenizer, self, &all, &file.model, embeddings)?;
+        Ok(!all.same_as(&without))
     }
 }
 
 /// The parts of a tokenizer's normalizer.
-fn normalizers(tokenizer: &Tokenizer) -> Vec<NormalizerWrapper> {
+pub(super) fn normalizers(tokenizer: &Tokenizer) -> Vec<NormalizerWrapper> {
     match tokenizer.get_normalizer() {
         None => Vec::new(),
         Some(NormalizerWrapper::Sequence(all)) => all.as_ref().to_vec(),
@@ -152,4 +325,52 @@ pub(super) fn lowercase_first(tokenizer: &mut Tokenizer) {
     }
     let all = std::iter::once(Lowercase.into()).chain(parts).collect();
     tokenizer.with_normalizer(Some(Sequence::new(all)));
+    // Normalizes the added tokens again, as the library that transformers uses does by itself.
+    tokenizer.add_tokens(&[]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As transformers 5.23 does.
+    #[test]
+    fn token_types_are_those_of_the_class_or_of_the_input_names() {
+        let gives_types = |model_type: &str, text: &str| {
+            let mut config: TokenizerConfig = serde_json::from_str(text).unwrap();
+            config.class = Class::of(model_type, config.tokenizer_class.as_deref()).unwrap();
+            config.gives_types()
+        };
+        let cases = [
+            (r#"{"tokenizer_class": "BertTokenizerFast"}"#, true),
+            (r#"{"tokenizer_class": "MobileBertTokenizer"}"#, true),
+            (r#"{"tokenizer_class": "DPRQuestionEncoderTokenizer"}"#, true),
+            (r#"{"tokenizer_class": "DistilBertTokenizer"}"#, false),
+            (r#"{"tokenizer_class": "PreTrainedTokenizerFast"}"#, false),
+            (r#"{"tokenizer_class": "XLMRobertaTokenizer"}"#, false),
+            (
+                r#"{"tokenizer_class": "BertTokenizer", "model_input_names": ["input_ids", "attention_mask"]}"#,
+                false,
+            ),
+            (
+                r#"{"tokenizer_class": "TokenizersBackend", "model_input_names": ["input_ids", "token_type_ids"]}"#,
+                true,
+            ),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(gives_types("bert", text), expected, "{text}");
+        }
+        // Where no file names a class, the family's counts.
+        assert_eq!(["bert", "roberta", "gte"].map(|family| gives_types(family, "{}")), [true, false, false]);
+    }
+
+    #[test]
+    fn a_class_that_transformers_has_and_this_engine_has_not_is_an_error() {
+        assert_eq!(Class::of("bert", Some("BertJapaneseTokenizer")), Err("BertJapaneseTokenizer".into()));
+        assert_eq!(Class::of("xlm-roberta", Some("T5TokenizerFast")), Err("T5Tokenizer".into()));
+        // transformers looks at neither name.
+        assert_eq!(Class::of("modernbert", Some("LlamaTokenizer")), Ok(Class::AsFile));
+        assert_eq!(Class::of("bert", Some("OurTokenizer")), Ok(Class::AsFile));
+        assert!(OTHERS.is_sorted());
+    }
 }

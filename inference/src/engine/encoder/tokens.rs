@@ -1,8 +1,6 @@
 //! Turns texts into token ids with the model's own tokenizer, and cuts them to the model's length. Runs off the async runtime.
 
 use std::borrow::Cow;
-use std::io::ErrorKind;
-use std::path::Path;
 
 use rayon::prelude::*;
 use tokenizers::Tokenizer;
@@ -12,14 +10,15 @@ use vramq_schemas::{EmbeddingFormat, Input, Params};
 use crate::engine::{InvalidInput, Item};
 
 use super::LoadError;
+use super::class_parts::open;
 use super::config::ModelConfig;
 use super::long_text::LongText;
 use super::pairs::PairTemplate;
 use super::safe_split::SafeSplit;
 use super::saved_config::Prompts;
 use super::tokenizer_class::lowercase_first;
-use super::tokens_beside::TokensBeside;
 use super::word_cache::WordCache;
+use super::word_piece::PlainWords;
 
 /// Jobs with fewer texts are tokenised on the calling thread: waking other threads costs more than they save.
 const TEXTS_FOR_THREADS: usize = 64;
@@ -38,10 +37,6 @@ const PREFIX_BYTES_MIN: usize = 8 << 10;
 /// The most bytes of a text that are tokenised at once: some 80 MiB of memory and a second where every byte is a token.
 const PREFIX_BYTES_MAX: usize = 256 << 10;
 
-/// What to do with a folder that has the vocabulary in other files only, as those of older models have it.
-const NO_FILE: &str = "there is no such file. transformers writes it: in Python, \
-                       `AutoTokenizer.from_pretrained(\"FOLDER\").save_pretrained(\"FOLDER\")`";
-
 /// The parameter that names one of the model's prompts.
 pub(super) const PROMPT_NAME: &str = "prompt_name";
 
@@ -59,10 +54,10 @@ pub(super) struct Tokens {
     pub(super) pair_template: Option<PairTemplate>,
     /// The token that does not count at the end of a text to score.
     pub(super) padding: Option<u32>,
+    /// Whether [`TOKEN_FILES`](super::token_keys::TOKEN_FILES) have a part in the ids.
+    pub(super) uses_older_files: bool,
     /// Added tokens that the model has no embedding of: EmbeddingGemma's tokenizer has one for images.
     added_beyond: Vec<u32>,
-    /// Tokens that transformers would find in texts, and that tokenizer.json does not have.
-    tokens_beside: TokensBeside,
     long: LongTexts,
     pub(super) threads: rayon::ThreadPool,
 }
@@ -70,17 +65,29 @@ pub(super) struct Tokens {
 /// How to tokenise a text when only its first tokens are wanted.
 enum LongTexts {
     /// Word by word, and a long one piece by piece, until there are enough tokens.
-    Words { long: Box<LongText>, cache: Box<WordCache> },
+    Words(Box<Words>),
     /// Tokenises a beginning of the text that has enough tokens.
     Prefix(SafeSplit),
     /// As a whole.
     Whole,
 }
 
+/// What finds the tokens of words.
+struct Words {
+    long: LongText,
+    /// `None`: all words are left to the library.
+    plain: Option<PlainWords>,
+    /// Words that are not plain.
+    cache: WordCache,
+}
+
 impl LongTexts {
     fn of(tokenizer: &Tokenizer) -> Self {
         match LongText::of(tokenizer) {
-            Some(long) => Self::Words { long: Box::new(long), cache: Box::new(WordCache::of(tokenizer)) },
+            Some(long) => {
+                let (plain, cache) = (PlainWords::of(tokenizer), WordCache::of(tokenizer));
+                Self::Words(Box::new(Words { long, plain, cache }))
+            }
             None => SafeSplit::of(tokenizer).map_or(Self::Whole, Self::Prefix),
         }
     }
@@ -90,23 +97,40 @@ impl Tokens {
     /// # Errors
     /// When `tokenizer.json` is missing, malformed, or does not fit the model.
     pub fn load(config: &ModelConfig, threads: usize) -> Result<Self, LoadError> {
+        // The library panics over some malformed files.
+        std::panic::catch_unwind(|| Self::read(config, threads)).unwrap_or_else(|panic| {
+            let text =
+                panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+            let reason =
+                format!("the library for tokenizers cannot use it: {}", text.unwrap_or("it panicked"));
+            Err(LoadError::Tokenizer { path: config.transformer.join("tokenizer.json"), reason })
+        })
+    }
+
+    fn read(config: &ModelConfig, threads: usize) -> Result<Self, LoadError> {
         let path = config.transformer.join("tokenizer.json");
         let fault = |reason: String| LoadError::Tokenizer { path: path.clone(), reason };
-        let mut tokenizer = open(&path)?;
+        let (mut tokenizer, parts) = open(&path)?;
+        // The side in the other file wins, and was checked.
         if let Some(truncation) = tokenizer.get_truncation()
             && truncation.direction == TruncationDirection::Left
+            && config.texts.tokenizer.truncation_side.is_none()
         {
-            return Err(fault("it truncates on the left; this engine does on the right".into()));
+            return Err(fault(
+                "it truncates on the left; this engine does on the right, and transformers does so with \
+                 `\"truncation_side\": \"right\"` in tokenizer_config.json"
+                    .into(),
+            ));
         }
         // The file's own truncation and padding are those of some training run; the model's length is in its config,
         // and the engine pads nothing. The library would also keep all that it cuts off.
         tokenizer.with_truncation(None).map_err(|e| fault(e.to_string()))?.with_padding(None);
-        config.texts.tokenizer.check(&tokenizer).map_err(fault)?;
-        config.texts.tokenizer.apply(&mut tokenizer);
+        let (vocabulary, tokens_max) = (config.spec.dims.vocabulary, config.texts.tokens_max);
+        let uses_older_files =
+            config.texts.tokenizer.apply(&mut tokenizer, &parts, vocabulary).map_err(fault)?;
         if config.texts.lowercase {
             lowercase_first(&mut tokenizer);
         }
-        let (vocabulary, tokens_max) = (config.spec.dims.vocabulary, config.texts.tokens_max);
         let is_beyond = |id: &u32| *id as usize >= vocabulary;
         let (before, after) = special_tokens(&tokenizer).map_err(fault)?;
         let around = before.iter().chain(&after).copied();
@@ -117,9 +141,16 @@ impl Tokens {
         if before.len() + after.len() >= tokens_max {
             return Err(fault(format!("a length of {tokens_max} leaves no room beside the special tokens")));
         }
+        let gives_types = config.texts.tokenizer.gives_types();
+        if gives_types && config.spec.dims.token_types > 1 && has_second_type(&tokenizer).map_err(fault)? {
+            return Err(fault("its post-processor gives single texts another token type than 0".into()));
+        }
         let pair_template = match &config.spec.classifier {
             None => None,
-            Some(_) => Some(PairTemplate::of(&tokenizer, config.spec.segments() > 1).map_err(fault)?),
+            Some(_) => {
+                let typed = gives_types && config.spec.segments() > 1;
+                Some(PairTemplate::of(&tokenizer, typed).map_err(fault)?)
+            }
         };
         if pair_template.as_ref().is_some_and(|template| template.len() >= tokens_max) {
             return Err(fault(format!("a length of {tokens_max} leaves no room for pairs")));
@@ -130,7 +161,6 @@ impl Tokens {
             .build()
             .map_err(|e| fault(format!("start threads: {e}")))?;
         Ok(Self {
-            tokens_beside: config.texts.tokenizer.tokens_beside(&tokenizer).map_err(fault)?,
             long: LongTexts::of(&tokenizer),
             width: config.width(),
             tokenizer,
@@ -139,6 +169,7 @@ impl Tokens {
             tokens_max,
             prompts: config.prompts.clone(),
             pair_template,
+            uses_older_files,
             padding: config.spec.classifier.as_ref().and_then(|classifier| classifier.head.padding),
             added_beyond,
             threads,
@@ -220,33 +251,54 @@ impl Tokens {
         let room = self.tokens_max - self.before.len() - self.after.len();
         let content = self.content(&text, room)?;
         let kept = &content[..content.len().min(room)];
+        self.check_embeddings(kept)?;
         Ok([&self.before, kept, &self.after].concat().into())
     }
 
     /// The text's tokens, at least the first `room` of them.
     pub(super) fn content(&self, text: &str, room: usize) -> Result<Vec<u32>, String> {
-        self.tokens_beside.check(&self.tokenizer, text)?;
         match &self.long {
-            LongTexts::Words { long, cache } => self.words(long, cache, text, room),
+            LongTexts::Words(words) => self.of_words(words, text, room),
             LongTexts::Prefix(split) => self.prefix(Some(split), text, room),
             LongTexts::Whole => self.prefix(None, text, room),
         }
     }
 
-    fn words(&self, long: &LongText, cache: &WordCache, text: &str, room: usize) -> Result<Vec<u32>, String> {
+    fn of_words(&self, words: &Words, text: &str, room: usize) -> Result<Vec<u32>, String> {
         let bytes = self.tokens_max * BYTES_PER_TOKEN;
         let mut content = Vec::with_capacity(room.min(text.len()));
         if text.len() <= bytes {
-            cache.add_tokens(text, room, &mut content, |word| self.encode(word))?;
+            self.add_words(words, text, room, &mut content)?;
             return Ok(content);
         }
-        for piece in long.pieces(text, bytes) {
-            cache.add_tokens(&piece, room, &mut content, |word| self.encode(word))?;
+        for piece in words.long.pieces(text, bytes) {
+            self.add_words(words, &piece, room, &mut content)?;
             if content.len() >= room {
                 break;
             }
         }
         Ok(content)
+    }
+
+    /// Appends the tokens of a text to `content`, until that has `room` of them or more.
+    fn add_words(
+        &self,
+        Words { plain, cache, .. }: &Words,
+        text: &str,
+        room: usize,
+        content: &mut Vec<u32>,
+    ) -> Result<(), String> {
+        for word in cache.words(text) {
+            if content.len() >= room {
+                break;
+            }
+            let is_done =
+                plain.as_ref().is_some_and(|plain| plain.add_tokens(&self.tokenizer, word, content));
+            if !is_done {
+                cache.add_tokens(word, content, |word| self.encode(word))?;
+            }
+        }
+        Ok(())
     }
 
     /// The tokens of the text, or of a part of it that has enough of them.
@@ -274,16 +326,16 @@ impl Tokens {
 
     fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
         match self.tokenizer.encode_fast(text, false) {
-            Ok(encoding) => self.with_embeddings(encoding.get_ids().to_vec()),
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(e) => Err(e.to_string()),
         }
     }
 
-    /// Returns the tokens if the model has embeddings of all of them.
-    fn with_embeddings(&self, ids: Vec<u32>) -> Result<Vec<u32>, String> {
+    /// Whether the model has embeddings of all tokens.
+    pub(super) fn check_embeddings(&self, ids: &[u32]) -> Result<(), String> {
         // Most tokenizers have no such tokens.
         match self.added_beyond.iter().find(|id| ids.contains(id)) {
-            None => Ok(ids),
+            None => Ok(()),
             Some(id) => {
                 let token = self.tokenizer.id_to_token(*id).unwrap_or_default();
                 Err(format!("the model has no embedding of the token `{token}`"))
@@ -309,27 +361,27 @@ fn text_of(at: usize, input: &Input) -> Result<&str, InvalidInput> {
     }
 }
 
-fn open(path: &Path) -> Result<Tokenizer, LoadError> {
-    let text = std::fs::read(path).map_err(|source| match source.kind() {
-        ErrorKind::NotFound => LoadError::Tokenizer { path: path.to_owned(), reason: NO_FILE.to_owned() },
-        _ => LoadError::Read { path: path.to_owned(), source },
-    })?;
-    Tokenizer::from_bytes(text)
-        .map_err(|e| LoadError::Tokenizer { path: path.to_owned(), reason: e.to_string() })
-}
-
 /// What the post-processor puts before and after a text, seen on one.
 fn special_tokens(tokenizer: &Tokenizer) -> Result<(Vec<u32>, Vec<u32>), String> {
-    let ids = |special| match tokenizer.encode_fast("a", special) {
-        Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-        Err(e) => Err(e.to_string()),
-    };
-    let (bare, whole) = (ids(false)?, ids(true)?);
-    let at = (0..whole.len()).find(|at| !bare.is_empty() && whole[*at..].starts_with(&bare));
-    match at {
-        Some(at) => Ok((whole[..at].to_vec(), whole[at + bare.len()..].to_vec())),
-        None => Err("its post-processor does more than put special tokens around a text".into()),
+    let encode = |special| tokenizer.encode("a", special).map_err(|e| e.to_string());
+    let (bare, whole) = (encode(false)?, encode(true)?);
+    let (bare, ids) = (bare.get_ids(), whole.get_ids());
+    // One of the special tokens may be that of the text.
+    let mask = whole.get_special_tokens_mask();
+    let at = mask.iter().position(|mask| *mask == 0).unwrap_or_default();
+    let (begin, end) = (&ids[..at], at + bare.len());
+    match ids.get(at..end) {
+        Some(text) if !bare.is_empty() && text == bare && mask[end..].iter().all(|mask| *mask == 1) => {
+            Ok((begin.to_vec(), ids[end..].to_vec()))
+        }
+        _ => Err("its post-processor does more than put special tokens around a text".into()),
     }
+}
+
+/// Whether the post-processor gives tokens of a single text another type than 0.
+fn has_second_type(tokenizer: &Tokenizer) -> Result<bool, String> {
+    let encoding = tokenizer.encode("a", true).map_err(|e| e.to_string())?;
+    Ok(encoding.get_type_ids().iter().any(|kind| *kind != 0))
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Tests of tokenising.
 
+use std::path::Path;
+
 use super::*;
 
 fn tokens() -> Tokens {
@@ -90,6 +92,34 @@ fn a_flood_of_one_character_is_cut() {
         let text = flood.repeat(1 << 20);
         assert_eq!(tokens.ids("", &text).unwrap().len(), tokens.tokens_max, "a flood of {flood}");
         assert!(tokens.content(&text, 8).unwrap().len() < 1000, "a flood of {flood} is tokenised whole");
+    }
+}
+
+#[test]
+fn words_are_read_until_there_are_enough_tokens() {
+    let tokens = tokens();
+    assert_eq!(tokens.content("the the the the", 9).unwrap().len(), 4, "a word is one token");
+    for room in 1..5 {
+        assert_eq!(tokens.content("the the the the", room).unwrap().len(), room);
+    }
+}
+
+#[test]
+fn plain_words_are_not_left_to_the_library() {
+    for fixture in ["tiny-mean", "tiny-mpnet", "tiny-distilbert", "tiny-nomic", "tiny-gte-no-types"] {
+        let tokens = tokens_of(fixture);
+        assert!(matches!(&tokens.long, LongTexts::Words(words) if words.plain.is_some()), "{fixture}");
+        let passages = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/corpus/passages.txt");
+        for passage in std::fs::read_to_string(passages).unwrap().lines().take(300) {
+            let whole = tokens.tokenizer.encode_fast(passage, false).unwrap();
+            assert_eq!(tokens.content(passage, usize::MAX).unwrap(), whole.get_ids(), "{fixture}: {passage}");
+        }
+        let LongTexts::Words(words) = &tokens.long else { unreachable!() };
+        let before = words.cache.len();
+        tokens.content("Words that are plain, 77 of them.", usize::MAX).unwrap();
+        assert_eq!(words.cache.len(), before, "{fixture}: the library has made tokens of plain words");
+        tokens.content("naïveté", usize::MAX).unwrap();
+        assert_eq!(words.cache.len(), before + 1, "{fixture}");
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::config::Dims;
 use super::matmul;
 use super::simd::Level;
 use super::tiles::{AmxAbsent, BLOCK, Parts, TileUnit, Tiles};
@@ -137,6 +138,16 @@ impl CpuUnits {
     /// Bytes that a product of `rows` × `inner` works in.
     pub(super) fn product_scratch_bytes(self, rows: usize, inner: usize) -> usize {
         self.tiles.map_or(0, |tiles| tiles.scratch_bytes(rows, inner))
+    }
+
+    /// Bytes that a feed-forward of `rows` rows works in, where it is one operation.
+    pub(super) fn feed_forward_scratch_bytes(self, rows: usize, dims: &Dims) -> usize {
+        match self.tiles {
+            Some(tiles) if !dims.is_gated => {
+                tiles.feed_forward_scratch_bytes(rows, dims.hidden, dims.feed_forward)
+            }
+            _ => 0,
+        }
     }
 }
 

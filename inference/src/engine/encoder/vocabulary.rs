@@ -1,6 +1,7 @@
 //! The head of a masked language model on the CPU: the scores that a text's tokens give those of the vocabulary.
 
-use super::cpu::{Broken, CpuOps};
+use super::barrier::Broken;
+use super::cpu::CpuOps;
 use super::math::{load_at, store_at};
 use super::plan::{Layout, Matrix};
 use super::simd::{Kernel, Simd};

@@ -1,8 +1,8 @@
-//! Remembers the tokens of words, so that a word that comes again is looked up, and not normalized and split again.
+//! Cuts texts into words, and remembers the tokens of words, so that a word that comes again is not normalized and split again.
 //!
 //! For the tokenizers that [`LongText`](super::long_text::LongText) takes, which are BERT's own. A text is cut at spaces, and
-//! around each ASCII punctuation mark that is in no added token. The library tokenises each part once. The tokens of the parts in
-//! order are those of the text, because no step looks across such a place:
+//! around each ASCII punctuation mark that is in no added token. The tokens of the parts in order are those of the text, because no
+//! step looks across such a place:
 //!
 //! - The normalizer maps every character by itself, but for the order of combining marks, and no space or ASCII mark is one of those.
 //! - The pre-tokenizer drops spaces, and makes a word of each punctuation mark. WordPiece looks at one word at a time.
@@ -37,7 +37,7 @@ pub(super) struct WordCache {
 }
 
 impl WordCache {
-    /// An empty one for a tokenizer that `LongText` takes.
+    /// An empty one, for a tokenizer that `LongText` takes.
     pub fn of(tokenizer: &Tokenizer) -> Self {
         let added = tokenizer.get_added_tokens_decoder();
         let is_free = |mark: char| !added.values().any(|token| token.content.contains(mark));
@@ -48,24 +48,23 @@ impl WordCache {
         Self { shards: std::array::from_fn(|_| Shard::default()), marks, ends }
     }
 
-    /// Appends the tokens of a text to `content`, until that has `room` of them or more. `encode` makes the tokens of a word.
-    ///
-    /// # Errors
-    /// Those of `encode`.
-    pub fn add_tokens(
-        &self,
-        text: &str,
-        room: usize,
-        content: &mut Vec<u32>,
-        encode: impl Fn(&str) -> Result<Vec<u32>, String>,
-    ) -> Result<(), String> {
-        let mut rest = text.trim_start_matches(SPACES);
-        while content.len() < room && !rest.is_empty() {
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.read().unwrap().len()).sum()
+    }
+
+    /// The words of a text, in order.
+    pub fn words<'a>(&'a self, text: &'a str) -> impl Iterator<Item = &'a str> {
+        let mut rest = text;
+        std::iter::from_fn(move || {
+            rest = rest.trim_start_matches(SPACES);
+            if rest.is_empty() {
+                return None;
+            }
             let (word, behind) = self.first_word(rest);
-            self.add_word(word, content, &encode)?;
-            rest = behind.trim_start_matches(SPACES);
-        }
-        Ok(())
+            rest = behind;
+            Some(word)
+        })
     }
 
     /// The first word of a text that begins with one, and what is behind it.
@@ -78,7 +77,11 @@ impl WordCache {
         text.split_at(end.map_or(text.len(), |behind_first| behind_first + 1))
     }
 
-    fn add_word(
+    /// Appends the tokens of a word to `content`. `encode` makes them if the word is not remembered.
+    ///
+    /// # Errors
+    /// Those of `encode`.
+    pub fn add_tokens(
         &self,
         word: &str,
         content: &mut Vec<u32>,

@@ -7,7 +7,7 @@ const TILE: usize = 128;
 /// the time at most.
 const ROUNDS: usize = 4;
 
-/// Fewer tokens than this are bound by launches (docs/gpu.md); more than that only make jobs wait for each other.
+/// Fewer tokens than this are bound by launches (docs/gpu-kernels.md); more than that only make jobs wait for each other.
 const TOKENS_MIN: usize = 8192;
 const TOKENS_MAX: usize = 32_768;
 

@@ -28,6 +28,10 @@ impl Staging {
     /// # Errors
     /// The system has no memory to lock. That is the host's memory, not the device's.
     pub fn get(&mut self, bytes: usize) -> Result<&mut [u8], CudaError> {
+        if bytes == 0 {
+            // Nothing may be locked yet, and a slice must not begin at a null pointer.
+            return Ok(&mut []);
+        }
         if self.bytes < bytes {
             self.device.bind()?;
             self.free();

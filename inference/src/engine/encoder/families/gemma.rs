@@ -20,8 +20,9 @@ const THETAS: [f64; 2] = [1_000_000.0, 10_000.0];
 /// Where a configuration does not say, one layer in this many sees the whole text.
 const PATTERN: usize = 6;
 
-/// Other architectures of this `model_type` make more than vectors of the last layer.
-const ARCHITECTURE: &str = "Gemma3TextModel";
+/// The model, and the same with a head, which is not read. Other architectures of this `model_type` have other layers or names.
+const ARCHITECTURES: [&str; 3] =
+    ["Gemma3TextModel", "Gemma3ForCausalLM", "Gemma3TextForSequenceClassification"];
 
 #[derive(Deserialize)]
 struct Config {
@@ -49,11 +50,10 @@ struct Config {
     architectures: Vec<String>,
     #[serde(flatten)]
     kinds: LayerKinds,
-    /// As transformers 4 and the published model write it.
-    #[serde(rename = "_sliding_window_pattern")]
-    pattern: Option<usize>,
-    /// The key that transformers reads. Files with `layer_types` have transformers' own key, above, as well.
     sliding_window_pattern: Option<usize>,
+    /// As transformers 4 and the published model write it. transformers 5 does not read it.
+    #[serde(rename = "_sliding_window_pattern")]
+    older_pattern: Option<usize>,
     rope_theta: Option<f64>,
     rope_local_base_freq: Option<f64>,
 }
@@ -72,8 +72,9 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     if config.attn_logit_softcapping.is_some() {
         return file.refuse("`attn_logit_softcapping`".into(), "attention without it");
     }
-    if let Some(other) = config.architectures.iter().find(|name| *name != ARCHITECTURE) {
-        return file.refuse(format!("the architecture `{other}`"), &format!("`{ARCHITECTURE}`"));
+    if let Some(other) = config.architectures.iter().find(|name| !ARCHITECTURES.contains(&name.as_str())) {
+        let known = ARCHITECTURES.map(|name| format!("`{name}`")).join(", ");
+        return file.refuse(format!("the architecture `{other}`"), &known);
     }
     let scalar = config.query_pre_attn_scalar;
     if !(scalar.is_finite() && scalar > 0.0) {
@@ -95,9 +96,18 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let gate = Gate::read(file, &config.hidden_activation)?;
     let thetas = [config.rope_theta, config.rope_local_base_freq];
     let [all, window] = attentions(config.sliding_window / 2);
+    let has_kinds = config.kinds.are_listed() || config.sliding_window_pattern.is_some();
+    if let Some(older) = config.older_pattern
+        && !has_kinds
+        && older != PATTERN
+    {
+        let takes =
+            format!("{PATTERN}, which transformers takes without `layer_types` and `sliding_window_pattern`");
+        return file.refuse(format!("_sliding_window_pattern {older}"), &takes);
+    }
     let attention = match config.kinds.attention(file, dims.layers, [all, window])? {
         Some(listed) => listed,
-        None => match config.sliding_window_pattern.or(config.pattern).unwrap_or(PATTERN) {
+        None => match config.sliding_window_pattern.unwrap_or(PATTERN) {
             0 => return file.refuse("a sliding_window_pattern of 0".into(), "1 and more"),
             every => (1..=dims.layers.min(every)).map(|at| if at == every { all } else { window }).collect(),
         },

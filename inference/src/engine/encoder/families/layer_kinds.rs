@@ -29,6 +29,11 @@ pub(super) fn attentions(apart: usize) -> [Attention; 2] {
 }
 
 impl LayerKinds {
+    /// Whether the file lists the kind of each layer.
+    pub fn are_listed(&self) -> bool {
+        self.layer_types.is_some()
+    }
+
     /// The attention of each of so many layers; `None` where the file does not list them.
     ///
     /// # Errors
@@ -57,6 +62,9 @@ impl LayerKinds {
     pub fn rotary(&self, file: &ConfigFile<'_>, thetas: [f64; 2]) -> Result<Vec<Rotary>, LoadError> {
         if let Some(scaling) = &self.rope_scaling {
             scaling.read(file, thetas[0])?;
+            if scaling.has_theta() {
+                return file.refuse("rope_scaling.rope_theta".into(), "the theta of each kind of layers");
+            }
         }
         let given = |kind: &str| self.rope_parameters.as_ref().and_then(|all| all.get(kind)?.as_ref());
         let of_kind = |(kind, theta)| match given(kind) {

@@ -14,7 +14,9 @@ use crate::engine::encoder::LoadError;
 pub(in crate::engine::encoder) struct MlmHead {
     pub dense: &'static str,
     pub norm: &'static str,
-    /// Full names of the last map's bias. A file has one of them, or all with the same content.
+    /// The full name of the last map's weights, which files need not have.
+    pub decoder: &'static str,
+    /// Full names of the last map's bias. The first one that a file has counts, as in transformers.
     pub biases: &'static [&'static str],
 }
 
@@ -25,12 +27,18 @@ static HEADS: [(&str, MlmHead); 2] = [
         MlmHead {
             dense: "cls.predictions.transform.dense",
             norm: "cls.predictions.transform.LayerNorm",
-            biases: &["cls.predictions.bias", "cls.predictions.decoder.bias"],
+            decoder: "cls.predictions.decoder.weight",
+            biases: &["cls.predictions.decoder.bias", "cls.predictions.bias"],
         },
     ),
     (
         "distilbert",
-        MlmHead { dense: "vocab_transform", norm: "vocab_layer_norm", biases: &["vocab_projector.bias"] },
+        MlmHead {
+            dense: "vocab_transform",
+            norm: "vocab_layer_norm",
+            decoder: "vocab_projector.weight",
+            biases: &["vocab_projector.bias"],
+        },
     ),
 ];
 

@@ -4,6 +4,7 @@
 //! sizes in its configuration, the names of the tensors in its checkpoint, and checks for features that this engine does not
 //! support.
 
+mod any_config;
 mod bert;
 mod classifier;
 mod design;
@@ -20,17 +21,16 @@ mod qwen3;
 mod roberta;
 mod rotary;
 
-use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use super::LoadError;
-use super::config::{Dims, null_as_default};
+use super::config::Dims;
 use super::forward::{Linear, Norm};
+use any_config::AnyConfig;
 
 pub(super) use classifier::{
     Activation, Classifier, HeadDense, HeadDesign, HeadNorm, SCORE_MODULES, ScoreFunction,
@@ -169,11 +169,11 @@ const READERS: [(&str, Reader); 12] = [
     ("xlm-roberta", roberta::read),
 ];
 
-/// Reads a `config.json` with the reader of its `model_type`.
+/// Reads a `config.json` with the reader of its `model_type`. `with_head`: a classifier's head counts, if the file describes one.
 ///
 /// # Errors
 /// Names what in it is missing, malformed or not supported, with the list of what is.
-pub(super) fn read(path: &Path) -> Result<Spec, LoadError> {
+pub(super) fn read(path: &Path, with_head: bool) -> Result<Spec, LoadError> {
     let text = fs::read(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
     let file = ConfigFile { path, text };
     let config: AnyConfig = file.parse()?;
@@ -188,54 +188,10 @@ pub(super) fn read(path: &Path) -> Result<Spec, LoadError> {
     spec.generates = config.architectures.iter().find(|name| name.ends_with("ForCausalLM")).cloned();
     spec.tokenizer_class.clone_from(&config.tokenizer_class);
     check_sizes(&file, &spec)?;
-    spec.classifier = classifier::read(&file, model_type)?;
-    Ok(spec)
-}
-
-/// What every family's file may say.
-#[derive(Deserialize)]
-struct AnyConfig {
-    model_type: Option<String>,
-    #[serde(default, deserialize_with = "null_as_default")]
-    is_decoder: bool,
-    #[serde(default, deserialize_with = "null_as_default")]
-    add_cross_attention: bool,
-    #[serde(default, deserialize_with = "null_as_default")]
-    architectures: Vec<String>,
-    /// Classes in the folder's own code, by the name of the transformers class that each replaces.
-    #[serde(default, deserialize_with = "null_as_default")]
-    auto_map: HashMap<String, Value>,
-    quantization_config: Option<Value>,
-    tokenizer_class: Option<String>,
-}
-
-/// Families that were published with code of their own before transformers had them. Their readers know what that code can do besides.
-const PUBLISHED_WITH_CODE: [&str; 3] = ["gte", "new", "nomic_bert"];
-
-impl AnyConfig {
-    /// Refuses settings that make another model of tensors with the same names.
-    fn check(&self, file: &ConfigFile<'_>, model_type: &str) -> Result<(), LoadError> {
-        if self.is_decoder || self.add_cross_attention {
-            return file.refuse("a decoder".into(), "an encoder");
-        }
-        if let Some(own) = &self.quantization_config {
-            let method = own["quant_method"].as_str().unwrap_or("(none)");
-            let found = format!("weights that are quantised by `{method}` (quantization_config)");
-            return file.refuse(found, "weights as F32, F16 or BF16");
-        }
-        let has_own_model = self.auto_map.keys().any(|class| class.starts_with("AutoModel"));
-        if has_own_model && !PUBLISHED_WITH_CODE.contains(&model_type) {
-            let takes = "models that transformers computes without code of theirs. If they compute the same without it, remove \
-                         `auto_map` from the file";
-            return file.refuse(format!("code of its own for a `{model_type}` (auto_map)"), takes);
-        }
-        // Its map behind the transformer, and its masks, would be left out. transformers has no such class.
-        if let Some(class) = self.architectures.iter().find(|class| class.contains("ColBERT")) {
-            let takes = "models with one vector for each text. If pooling its tokens is meant, name transformers' class instead";
-            return file.refuse(format!("the architecture `{class}`, a vector for each token"), takes);
-        }
-        Ok(())
+    if with_head {
+        spec.classifier = classifier::read(&file, model_type)?;
     }
+    Ok(spec)
 }
 
 /// A `config.json` that has been read but not parsed.
@@ -264,7 +220,7 @@ impl ConfigFile<'_> {
 
     fn needs_gelu(&self, activation: &str) -> Result<(), LoadError> {
         match activation {
-            "gelu" => Ok(()),
+            "gelu" | "gelu_python" => Ok(()),
             other => self.refuse(format!("the activation function `{other}`"), "`gelu`"),
         }
     }

@@ -24,15 +24,15 @@ const PADDING: u32 = 1;
 /// As above.
 const DISTANCE_MAX: usize = 128;
 
-/// The number of buckets where a configuration does not say.
+/// As above: another number in the configuration changes the table's rows, and not which of them count.
 const BUCKETS: usize = 32;
 
 pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let config = BertLike::read(file)?;
     let buckets = config.relative_attention_num_buckets.unwrap_or(BUCKETS);
-    // Each side has a quarter of the buckets for near keys. The logarithms need one bucket, and a largest distance beyond it.
-    if !(4..4 * DISTANCE_MAX).contains(&buckets) {
-        return file.refuse(format!("{buckets} buckets of relative positions"), "4 to 511");
+    if buckets != BUCKETS {
+        return file
+            .refuse(format!("{buckets} buckets of relative positions"), "32, as transformers computes");
     }
     let (positions, rule) = config.positions_after_padding(file, PADDING)?;
     let dims = config.dims(file, positions, 0)?;

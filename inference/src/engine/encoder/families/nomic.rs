@@ -10,6 +10,7 @@ use crate::engine::encoder::config::Dims;
 use crate::engine::encoder::forward::{Linear, Norm};
 
 const NAMES: Names = Names {
+    prefixes: &["nomic_bert.", "bert."],
     embedding_norm: "emb_ln",
     layers: "encoder.layers",
     linears: [

@@ -54,8 +54,14 @@ struct Config {
     rms_norm_eps: f64,
     #[serde(default, deserialize_with = "null_as_default")]
     attention_bias: bool,
+    /// The kind of each layer. Where it is there, the next three keys do not count.
+    layer_types: Option<Vec<String>>,
     #[serde(default, deserialize_with = "null_as_default")]
     use_sliding_window: bool,
+    #[serde(default = "window")]
+    sliding_window: Option<u64>,
+    /// Layers from this one on have a window.
+    max_window_layers: Option<usize>,
     #[serde(default, deserialize_with = "null_as_default")]
     architectures: Vec<String>,
     /// Both make tokens see those behind them, too: the first is transformers' key, the second text-embeddings-inference's.
@@ -66,10 +72,36 @@ struct Config {
     rotary: RotaryConfig,
 }
 
+/// Where a configuration does not say, as in transformers.
+fn window() -> Option<u64> {
+    Some(4096)
+}
+
+const FULL_LAYERS: usize = 28;
+
+impl Config {
+    /// The keys by which a layer has a window, if one has.
+    fn window(&self) -> Option<String> {
+        const FULL: &str = "full_attention";
+        match &self.layer_types {
+            Some(types) => {
+                types.iter().find(|kind| *kind != FULL).map(|kind| format!("layers of the type `{kind}`"))
+            }
+            None => {
+                let full = self.max_window_layers.unwrap_or(FULL_LAYERS);
+                let has_windows = self.use_sliding_window && self.sliding_window.is_some();
+                (has_windows && full < self.num_hidden_layers).then(|| {
+                    format!("use_sliding_window, from layer {full} of {} on", self.num_hidden_layers)
+                })
+            }
+        }
+    }
+}
+
 pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let config: Config = file.parse()?;
-    if config.use_sliding_window {
-        return file.refuse("use_sliding_window".into(), "layers in which a token sees all before it");
+    if let Some(found) = config.window() {
+        return file.refuse(found, "layers in which a token sees all before it");
     }
     if config.is_causal == Some(false) || config.use_bidirectional_attention {
         let found = "attention to the tokens behind (is_causal, use_bidirectional_attention)".into();

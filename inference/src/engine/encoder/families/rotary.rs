@@ -1,6 +1,7 @@
 //! Rotary positions: reads their configuration, and computes the table with which attention rotates queries and keys.
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use super::ConfigFile;
 use crate::engine::encoder::LoadError;
@@ -19,7 +20,7 @@ pub(in crate::engine::encoder) struct Rotary {
 pub(super) struct RotaryConfig {
     rope_parameters: Option<Parameters>,
     rope_theta: Option<f64>,
-    rope_scaling: Option<Scaling>,
+    rope_scaling: Option<Parameters>,
 }
 
 #[derive(Clone, Deserialize)]
@@ -38,23 +39,34 @@ struct Scaling {
     factor: Option<f64>,
     /// GTE's own: the factor then depends on the element, by another formula.
     mixed_b: Option<f64>,
+    /// What transformers ignores with the type `default`.
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 impl RotaryConfig {
     /// The rotation, with a family's own theta where the file does not say. `takes_ntk`: the family's published models
     /// are stretched.
     pub fn read(&self, file: &ConfigFile<'_>, theta: f64, takes_ntk: bool) -> Result<Rotary, LoadError> {
-        let rotary = match &self.rope_parameters {
-            Some(own) => own.read(file, self.rope_theta.unwrap_or(theta))?,
-            None => Rotary::new(file, self.rope_theta.unwrap_or(theta), 1.0)?,
+        let theta = self.rope_theta.unwrap_or(theta);
+        // Where both are there, the older one counts alone, as in transformers. An empty object counts as none.
+        let older = self.rope_scaling.as_ref().filter(|own| !own.is_empty());
+        let rotary = match (older, &self.rope_parameters) {
+            (Some(own), _) => Rotary::new(file, own.rope_theta.unwrap_or(theta), 1.0)?,
+            (None, Some(own)) => own.read(file, theta)?,
+            (None, None) => Rotary::new(file, theta, 1.0)?,
         };
-        match &self.rope_scaling {
+        match older.map(|own| &own.scaling) {
             None => Ok(rotary),
             Some(scaling) => match (scaling.kind(), scaling.factor) {
                 (None | Some("default"), None) => Ok(rotary),
                 (Some("ntk"), Some(factor)) if takes_ntk && factor >= 1.0 && scaling.mixed_b.is_none() => {
                     Rotary::new(file, rotary.theta, factor)
                 }
+                (None | Some("default"), Some(factor)) => file.refuse(
+                    format!("rotary positions with a factor of {factor} and without a type that takes one"),
+                    "a factor with its type: transformers ignores one without, so remove it or name the type",
+                ),
                 (kind, _) => file.refuse(
                     format!("rotary positions of the type `{}`", kind.unwrap_or("(none)")),
                     if takes_ntk {
@@ -75,6 +87,19 @@ impl Scaling {
 }
 
 impl Parameters {
+    fn is_empty(&self) -> bool {
+        let Scaling { rope_type, older_type, factor, mixed_b, others } = &self.scaling;
+        let numbers = [self.rope_theta, *factor, *mixed_b];
+        rope_type.is_none()
+            && older_type.is_none()
+            && numbers.iter().all(Option::is_none)
+            && others.is_empty()
+    }
+
+    pub fn has_theta(&self) -> bool {
+        self.rope_theta.is_some()
+    }
+
     pub fn read(&self, file: &ConfigFile<'_>, theta: f64) -> Result<Rotary, LoadError> {
         match self.scaling.kind() {
             None | Some("default") => Rotary::new(file, self.rope_theta.unwrap_or(theta), 1.0),

@@ -4,7 +4,7 @@
 //
 // Each thread has one chunk of the row in registers, so the row is read once and written once.
 
-// Longest row. engine/encoder/cuda/model.rs refuses models beyond it.
+// Longest row. engine/encoder/cuda/mod.rs refuses models beyond it.
 constexpr unsigned HIDDEN_MAX = 4096;
 
 // The most threads of a block; a launch has as many warps as the row needs.

@@ -20,7 +20,7 @@ mod trap;
 use std::fmt;
 use std::io;
 
-pub(super) use product::TileProduct;
+pub(super) use product::{TileFeedForward, TileProduct};
 pub(super) use program::BLOCK;
 pub use program::Parts;
 
@@ -176,5 +176,11 @@ impl Tiles {
     /// Bytes that a product of `rows` × `inner` needs to pack its left side.
     pub fn scratch_bytes(self, rows: usize, inner: usize) -> usize {
         self.rows_at_once(rows, inner) / BLOCK * pack::packed_bytes(inner, self.parts)
+    }
+
+    /// Bytes that a feed-forward of `rows` rows needs to pack the left sides of both its maps.
+    pub fn feed_forward_scratch_bytes(self, rows: usize, inner: usize, hidden: usize) -> usize {
+        let of_block = pack::packed_bytes(inner, self.parts) + pack::packed_bytes(hidden, self.parts);
+        self.rows_at_once(rows, hidden) / BLOCK * of_block
     }
 }

@@ -56,15 +56,24 @@ pub(super) unsafe fn pack_left(
                     }
                 }
             }
-            // SAFETY: the step's tiles are within `to`; row `row` of a block's two tiles lies so far in them, since
-            // one tile follows the other.
-            unsafe {
-                let to = to.add(step * parts.step_bytes() + row * DEPTH * 2);
-                to.cast::<[u16; DEPTH]>().write(elements.map(|x| split(x).0));
-                if parts == Parts::Split {
-                    to.add(2 * TILE_BYTES).cast::<[u16; DEPTH]>().write(elements.map(|x| split(x).1));
-                }
-            }
+            // SAFETY: the step is within `to`.
+            unsafe { pack_step(to, step, row, &elements, parts) };
+        }
+    }
+}
+
+/// Writes a row's elements of one step into a block of the left side.
+///
+/// # Safety
+/// `to` is a block of more than `step` steps, aligned to 2; `row` is below [`BLOCK`].
+#[inline(always)]
+pub(super) unsafe fn pack_step(to: *mut u8, step: usize, row: usize, elements: &[f32; DEPTH], parts: Parts) {
+    // SAFETY: by this function's contract. A row of a block's two tiles lies so far in them, since one tile follows the other.
+    unsafe {
+        let to = to.add(step * parts.step_bytes() + row * DEPTH * 2);
+        to.cast::<[u16; DEPTH]>().write(elements.map(|x| split(x).0));
+        if parts == Parts::Split {
+            to.add(2 * TILE_BYTES).cast::<[u16; DEPTH]>().write(elements.map(|x| split(x).1));
         }
     }
 }

@@ -1,10 +1,10 @@
-//! A whole matrix product on tiles.
+//! Whole matrix products on tiles, and the feed-forward of a layer as one.
 
 use super::super::math::{gelu, load_at, store_at};
 use super::super::matmul::Product;
 use super::super::simd::{Kernel, Simd};
 use super::Tiles;
-use super::pack::{pack_left, packed_bytes};
+use super::pack::{pack_left, pack_step, packed_bytes};
 use super::program::{BLOCK, DEPTH, Sums};
 
 #[cfg(test)]
@@ -24,71 +24,184 @@ pub(in super::super) struct TileProduct {
 impl Kernel for TileProduct {
     #[inline(always)]
     unsafe fn run<S: Simd>(&self) {
-        // SAFETY: by this function's contract.
-        unsafe { self.compute::<S>() };
+        let Product { a, a_stride, b, rows, inner, .. } = self.product;
+        if inner == 0 || rows == 0 {
+            return;
+        }
+        let _configured = self.tiles.unit.configure();
+        let rows_at_once = self.tiles.rows_at_once(rows, inner);
+        for first in (0..rows).step_by(rows_at_once) {
+            let rows = rows_at_once.min(rows - first);
+            let left = Left { tiles: self.tiles, packed: self.scratch, rows, inner };
+            // SAFETY: by this function's contract; `scratch` has room for the rows at once.
+            unsafe {
+                left.pack(a.add(first * a_stride), a_stride);
+                left.times::<S>(b.cast(), self.product.columns, &Rows { product: &self.product, first });
+            }
+        }
     }
 }
 
-impl TileProduct {
-    /// # Safety
-    /// The CPU has `S`; the pointers are valid for what their fields say, and what is written overlaps nothing.
+/// `down(GELU(up(from)))`, some rows at a time, so that their hidden elements stay in the cache. A block of these is written as the
+/// tiles that the lower map takes. The result is bit for bit that of two products. It may lie in the place of `from`, because rows are packed
+/// before their results are written.
+pub(in super::super) struct TileFeedForward {
+    pub tiles: Tiles,
+    /// With GELU. Its `c` is not used.
+    pub up: Product,
+    /// Its `a` is not used.
+    pub down: Product,
+    /// [`Tiles::feed_forward_scratch_bytes`], aligned to 2.
+    pub scratch: *mut u8,
+}
+
+impl Kernel for TileFeedForward {
     #[inline(always)]
-    unsafe fn compute<S: Simd>(&self) {
-        let Tiles { unit, parts } = self.tiles;
-        let Product { a, a_stride, b, rows, inner, columns, .. } = self.product;
-        let block_bytes = packed_bytes(inner, parts);
-        let steps = inner.div_ceil(DEPTH);
-        if steps == 0 || rows == 0 {
+    unsafe fn run<S: Simd>(&self) {
+        let (up, down, tiles) = (&self.up, &self.down, self.tiles);
+        if up.rows == 0 {
             return;
         }
-        let _configured = unit.configure();
-        let rows_at_once = self.tiles.rows_at_once(rows, inner);
-        let mut sums = Sums::ZERO;
-        for first in (0..rows).step_by(rows_at_once) {
-            let end = rows.min(first + rows_at_once);
-            for row in (first..end).step_by(BLOCK) {
-                // SAFETY: `scratch` has a block for every `BLOCK` of the rows at once; the rows are within `a`.
-                unsafe {
-                    let to = self.scratch.add((row - first) / BLOCK * block_bytes);
-                    let from = a.add(row * a_stride);
-                    pack_left(to, (from, a_stride), (BLOCK.min(end - row), inner), parts);
-                }
+        let rows_at_once = tiles.rows_at_once(up.rows, down.inner);
+        let _configured = tiles.unit.configure();
+        for first in (0..up.rows).step_by(rows_at_once) {
+            let rows = rows_at_once.min(up.rows - first);
+            let from = Left { tiles, packed: self.scratch, rows, inner: up.inner };
+            let hidden = Left { packed: self.scratch.wrapping_add(from.bytes()), inner: down.inner, ..from };
+            // SAFETY: by this function's contract; `scratch` has room for both left sides of the rows at once.
+            unsafe {
+                from.pack(up.a.add(first * up.a_stride), up.a_stride);
+                from.times::<S>(up.b.cast(), up.columns, &Hidden { product: up, to: &hidden });
+                hidden.times::<S>(down.b.cast(), down.columns, &Rows { product: down, first });
             }
-            for column in (0..columns).step_by(BLOCK) {
-                for row in (first..end).step_by(BLOCK) {
-                    // SAFETY: both blocks are packed, and `steps` steps long; the tiles are configured. Rows and
-                    // columns of the result are bounded in `finish`.
-                    unsafe {
-                        let left = self.scratch.add((row - first) / BLOCK * block_bytes);
-                        let right = b.cast::<u8>().add(column / BLOCK * block_bytes);
-                        unit.block(parts, left, right, steps, &mut sums);
-                        self.finish::<S>(&sums, row, BLOCK.min(end - row), column);
-                    }
+        }
+    }
+}
+
+/// Rows of a left side, packed block after block.
+#[derive(Clone, Copy)]
+struct Left {
+    tiles: Tiles,
+    packed: *mut u8,
+    rows: usize,
+    /// At least 1.
+    inner: usize,
+}
+
+impl Left {
+    fn block_bytes(&self) -> usize {
+        packed_bytes(self.inner, self.tiles.parts)
+    }
+
+    fn bytes(&self) -> usize {
+        self.rows.div_ceil(BLOCK) * self.block_bytes()
+    }
+
+    /// The block that begins at a row.
+    fn block(&self, row: usize) -> *mut u8 {
+        self.packed.wrapping_add(row / BLOCK * self.block_bytes())
+    }
+
+    /// # Safety
+    /// `from` is valid for so many rows, `stride` elements apart; `packed` for [`bytes`](Self::bytes).
+    #[inline(always)]
+    unsafe fn pack(&self, from: *const f32, stride: usize) {
+        for row in (0..self.rows).step_by(BLOCK) {
+            let size = (BLOCK.min(self.rows - row), self.inner);
+            // SAFETY: by this function's contract.
+            unsafe { pack_left(self.block(row), (from.add(row * stride), stride), size, self.tiles.parts) };
+        }
+    }
+
+    /// Multiplies the rows by a right side of so many columns. `to` takes the sums, block after block.
+    ///
+    /// # Safety
+    /// The unit is configured; the CPU has `S`; `packed` holds the rows and `right` the columns; `to` may write them.
+    #[inline(always)]
+    unsafe fn times<S: Simd>(&self, right: *const u8, columns: usize, to: &impl Blocks) {
+        let (steps, parts) = (self.inner.div_ceil(DEPTH), self.tiles.parts);
+        let mut sums = Sums::ZERO;
+        for column in (0..columns).step_by(BLOCK) {
+            for row in (0..self.rows).step_by(BLOCK) {
+                // SAFETY: both blocks are packed, and `steps` steps long.
+                unsafe {
+                    let right = right.add(column / BLOCK * self.block_bytes());
+                    self.tiles.unit.block(parts, self.block(row), right, steps, &mut sums);
+                    to.take::<S>(&sums, row, BLOCK.min(self.rows - row), column);
                 }
             }
         }
     }
+}
 
-    /// Adds the bias to a block's sums, takes GELU if asked for, and writes what of it is within the result.
+/// What becomes of the sums of a product's blocks.
+trait Blocks {
+    /// Takes the sums of the block at `row` and `column`. `rows` of its rows are rows of the product.
     ///
     /// # Safety
-    /// As for [`compute`](Self::compute); the block's rows are within the matrices.
+    /// The CPU has `S`; what the implementation writes to has room for the block.
+    unsafe fn take<S: Simd>(&self, sums: &Sums, row: usize, rows: usize, column: usize);
+}
+
+/// The product's result, in f32, from row `first` on.
+struct Rows<'a> {
+    product: &'a Product,
+    first: usize,
+}
+
+impl Blocks for Rows<'_> {
     #[inline(always)]
-    unsafe fn finish<S: Simd>(&self, sums: &Sums, row: usize, rows: usize, column: usize) {
-        let Product { bias, c, c_stride, columns, gelu: with_gelu, .. } = self.product;
+    unsafe fn take<S: Simd>(&self, sums: &Sums, row: usize, rows: usize, column: usize) {
+        let Product { c, c_stride, columns, .. } = *self.product;
         let width = BLOCK.min(columns - column);
         for (at, sums) in sums.0.iter().enumerate().take(rows) {
-            // SAFETY: a row of `c` and of the block; all accesses stop at `columns`, the block's width.
+            // SAFETY: a row of `c`; all accesses stop at `columns`.
             unsafe {
-                let c = c.add((row + at) * c_stride + column);
-                for at in (0..width).step_by(S::LANES) {
-                    let mut x = load_at::<S>(sums.as_ptr(), at, width);
-                    if !bias.is_null() {
-                        x = S::add(x, load_at::<S>(bias.add(column), at, width));
-                    }
-                    store_at::<S>(c, at, width, if with_gelu { gelu::<S>(x) } else { x });
-                }
+                let c = c.add((self.first + row + at) * c_stride + column);
+                finish::<S>(self.product, sums, column, width, c);
             }
+        }
+    }
+}
+
+/// The left side of the product behind: a block of columns is a step of its depth.
+struct Hidden<'a> {
+    product: &'a Product,
+    to: &'a Left,
+}
+
+const _: () = assert!(BLOCK == DEPTH, "the columns of a block are the depth of a step");
+
+impl Blocks for Hidden<'_> {
+    #[inline(always)]
+    unsafe fn take<S: Simd>(&self, sums: &Sums, row: usize, _rows: usize, column: usize) {
+        let width = BLOCK.min(self.product.columns - column);
+        let parts = self.to.tiles.parts;
+        for (at, sums) in sums.0.iter().enumerate() {
+            let mut elements = [0.0; DEPTH];
+            // SAFETY: `elements` has the block's width; the step is within the left side's block.
+            unsafe {
+                finish::<S>(self.product, sums, column, width, elements.as_mut_ptr());
+                pack_step(self.to.block(row), column / DEPTH, at, &elements, parts);
+            }
+        }
+    }
+}
+
+/// Adds the bias to a row of a block's sums, takes GELU if the product does, and writes the first `width` of them.
+///
+/// # Safety
+/// The CPU has `S`; `to` is valid for `width` elements, the bias for those from `column` on.
+#[inline(always)]
+unsafe fn finish<S: Simd>(product: &Product, sums: &[f32; BLOCK], column: usize, width: usize, to: *mut f32) {
+    for at in (0..width).step_by(S::LANES) {
+        // SAFETY: by this function's contract.
+        unsafe {
+            let mut x = load_at::<S>(sums.as_ptr(), at, width);
+            if !product.bias.is_null() {
+                x = S::add(x, load_at::<S>(product.bias.add(column), at, width));
+            }
+            store_at::<S>(to, at, width, if product.gelu { gelu::<S>(x) } else { x });
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::super::super::matmul::Product;
 use super::super::super::simd::Level;
 use super::super::{BLOCK, Parts, TileUnit, Tiles};
-use super::TileProduct;
+use super::{TileFeedForward, TileProduct};
 
 /// Numbers in -1..1 that no other seed gives.
 fn noise(len: usize, seed: u64) -> Vec<f32> {
@@ -135,6 +135,79 @@ fn rows_that_are_packed_in_several_rounds_are_right() {
     let tiles = model(Parts::Split);
     assert!(tiles.rows_at_once(rows, inner) < rows);
     check(tiles, Level::best(), (rows, inner, 5));
+}
+
+/// The two maps of a feed-forward.
+struct Maps {
+    up: Matrices,
+    down: Matrices,
+}
+
+impl Maps {
+    fn new(rows: usize, inner: usize, hidden: usize) -> Self {
+        Self { up: Matrices::new(rows, inner, hidden), down: Matrices::new(rows, hidden, inner) }
+    }
+
+    /// As two products. The second takes its left side from the first.
+    fn one_by_one(mut self, tiles: Tiles, with_bias: bool) -> Vec<f32> {
+        self.down.a = self.up.product(tiles, Level::best(), 0, with_bias, true);
+        self.down.product(tiles, Level::best(), 0, with_bias, false)
+    }
+
+    /// In one, written over the left side, as where norms come before blocks.
+    fn in_one(&self, tiles: Tiles, with_bias: bool) -> Vec<f32> {
+        let (inner, hidden) = (self.up.inner, self.up.columns);
+        let mut rows = self.up.a.clone();
+        let [up, down] = [&self.up, &self.down].map(|maps| {
+            let mut packed = vec![0xff; tiles.packed_bytes(maps.inner, maps.columns)];
+            tiles.pack(&mut packed, (maps.inner, maps.columns), |k, n| maps.b[k * maps.columns + n]);
+            packed
+        });
+        let at = rows.as_mut_ptr();
+        let count = rows.len() / inner;
+        let mut scratch = vec![0xffff_u16; tiles.feed_forward_scratch_bytes(count, inner, hidden) / 2];
+        let product = |maps: &Matrices, b: &Vec<u8>| Product {
+            a: at,
+            a_stride: inner,
+            b: b.as_ptr().cast(),
+            bias: if with_bias { maps.bias.as_ptr() } else { std::ptr::null() },
+            c: at,
+            c_stride: inner,
+            rows: count,
+            inner: maps.inner,
+            columns: maps.columns,
+            gelu: false,
+        };
+        let feed_forward = TileFeedForward {
+            tiles,
+            up: Product { gelu: true, ..product(&self.up, &up) },
+            down: product(&self.down, &down),
+            scratch: scratch.as_mut_ptr().cast(),
+        };
+        // SAFETY: every matrix has the size that its fields say.
+        unsafe { Level::best().run(&feed_forward) };
+        rows
+    }
+}
+
+#[test]
+fn a_feed_forward_is_bit_for_bit_its_two_products() {
+    for tiles in with_both_parts() {
+        for (rows, inner, hidden) in [(1, 40, 70), (33, 31, 100), (64, 32, 64), (70, 65, 33), (0, 8, 8)] {
+            let maps = Maps::new(rows, inner, hidden);
+            let (in_one, with_bias) = (maps.in_one(tiles, hidden % 2 == 0), hidden % 2 == 0);
+            assert_eq!(in_one, maps.one_by_one(tiles, with_bias), "{tiles:?}: {rows}x{inner}x{hidden}");
+        }
+    }
+}
+
+#[test]
+fn a_feed_forward_of_more_rows_than_are_packed_at_once_is_the_same() {
+    let (rows, inner, hidden) = (BLOCK + 3, 5, 10_000);
+    let tiles = model(Parts::Split);
+    assert!(tiles.rows_at_once(rows, hidden) < rows);
+    let maps = Maps::new(rows, inner, hidden);
+    assert_eq!(maps.in_one(tiles, true), maps.one_by_one(tiles, true));
 }
 
 /// The largest error, relative to the root of the mean square of the sums.
