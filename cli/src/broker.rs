@@ -26,7 +26,7 @@ pub(crate) const HEADING: &str = "Broker";
 /// Where the broker is.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Broker {
-    /// The broker's URL.
+    /// The broker, amqp://USER:PASSWORD@HOST:5672/VHOST.
     // Its value has credentials: `--help` must not show it.
     #[arg(
         long = "broker-url",
@@ -41,7 +41,7 @@ pub(crate) struct Broker {
     /// Certificates of a private authority, in PEM, for amqps://.
     #[arg(long = "broker-ca", env = "VRAMQ_BROKER_CA", value_parser = certificates, value_name = "FILE", global = true, help_heading = HEADING)]
     ca_pem: Option<Pem>,
-    /// This command's certificate, in PEM, for amqps://.
+    /// This program's certificate, in PEM, for amqps://.
     #[arg(long = "broker-certificate", env = "VRAMQ_BROKER_CERTIFICATE", value_name = "FILE", global = true, help_heading = HEADING)]
     certificate: Option<PathBuf>,
     /// The private key of the certificate, in PEM.

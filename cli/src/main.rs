@@ -154,30 +154,12 @@ fn unread_variables() -> Unread {
 
 /// The variables of all flags.
 fn variables() -> Vec<String> {
-    let mut known = vec![LOG_VARIABLE.to_owned()];
-    collect_variables(&Cli::command(), &mut known);
-    known
-}
-
-fn collect_variables(command: &clap::Command, known: &mut Vec<String>) {
-    known.extend(
-        command.get_arguments().filter_map(|argument| argument.get_env()?.to_str().map(str::to_owned)),
-    );
-    for subcommand in command.get_subcommands() {
-        collect_variables(subcommand, known);
-    }
+    [vec![LOG_VARIABLE.to_owned()], vramq_program::variables(&Cli::command())].concat()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Worker and gateway leave these alone.
-    #[test]
-    fn every_variable_is_in_the_list_of_all_programs() {
-        let unlisted: Vec<_> = variables().into_iter().filter(|name| !vramq_amqp::is_read(name)).collect();
-        assert!(unlisted.is_empty(), "{unlisted:?}");
-    }
 
     /// clap checks the arguments of a subcommand only when it is called.
     #[test]

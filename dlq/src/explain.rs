@@ -167,7 +167,7 @@ fn after_worker(reason: Reason, retry: &str) -> String {
         Reason::WrongRevision => format!(
             "It demands a revision of the model, and each worker that received it had another one: `vramq status --json` shows \
              the revisions of the workers. Start a worker with this revision, then: `{retry}`. Or change what the job \
-             demands: `{retry} --set vramq-model-revision=…`."
+             demands: `{retry} --from-start --change model-revision=…`."
         ),
         Reason::ReferenceDenied => format!(
             "No store of the workers covers an input's reference, or the store refused it: see the error above. Correct the \
@@ -185,7 +185,7 @@ fn after_worker(reason: Reason, retry: &str) -> String {
         }
         Reason::Expired => format!(
             "It waited longer than its publisher allowed. If the result is still wanted: `{retry}`; it does not expire again, \
-             unless --set expiration=… is given. If many jobs expire, there are too few workers."
+             unless --change expiration=… is given. If many jobs expire, there are too few workers."
         ),
         Reason::Unroutable => format!(
             "It ran, but its reply queue did not exist or stayed full. Create the queue again. Retried together with all \

@@ -1,6 +1,6 @@
 //! Flags that the programs with a configuration file share.
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Command, ValueEnum};
 
 /// How to reach the broker.
 #[derive(Clone, Debug, Args)]
@@ -8,13 +8,13 @@ pub struct BrokerOptions {
     /// The broker, amqp://USER:PASSWORD@HOST:5672/VHOST.
     #[arg(long, env = "VRAMQ_BROKER_URL", hide_env_values = true, value_name = "URL")]
     broker_url: Option<String>,
-    /// PEM file with the certificates of a private authority, for amqps://.
+    /// Certificates of a private authority, in PEM, for amqps://.
     #[arg(long, env = "VRAMQ_BROKER_CA", value_name = "FILE")]
     broker_ca: Option<String>,
-    /// PEM file with this program's certificate, for amqps://.
+    /// This program's certificate, in PEM, for amqps://.
     #[arg(long, env = "VRAMQ_BROKER_CERTIFICATE", value_name = "FILE")]
     broker_certificate: Option<String>,
-    /// PEM file with the private key of the certificate.
+    /// The private key of the certificate, in PEM.
     #[arg(long, env = "VRAMQ_BROKER_KEY", value_name = "FILE")]
     broker_key: Option<String>,
     /// File with the password of the URL's user.
@@ -33,6 +33,12 @@ impl BrokerOptions {
             ("broker.password_file", &self.broker_password_file),
         ]
     }
+}
+
+/// The variables that a command's flags and those of its subcommands read.
+pub fn variables(command: &Command) -> Vec<String> {
+    let own = command.get_arguments().filter_map(|flag| flag.get_env()?.to_str().map(str::to_owned));
+    own.chain(command.get_subcommands().flat_map(variables)).collect()
 }
 
 /// Names of log levels. A filter may also give a level as a number, 0 to 5.

@@ -15,6 +15,7 @@ use crate::device::Device;
 use crate::executor::process::programs::Programs;
 use crate::executor::{ActivePass, Executor};
 use crate::identity::Identity;
+use crate::limits_writer::LimitsWriter;
 use crate::model::Model;
 use crate::observability::logs::Logs;
 use crate::observability::metrics::Meters;
@@ -22,7 +23,6 @@ use crate::observability::spans::JobSpans;
 use crate::observability::status_board::{Status, StatusBoard};
 use crate::observability::status_reporter::StatusReporter;
 use crate::publishers::PublisherRules;
-use crate::state_file::StateFile;
 use crate::stores::Stores;
 
 /// How often the memory is read again if a pass began or ended meanwhile. Passes take much longer, so this rarely happens.
@@ -52,7 +52,9 @@ pub struct WorkerContext {
     pub aux_state: Arc<AuxChannelState>,
     pub consumer_timeouts: ConsumerTimeouts,
     pub silent_queues: SilentQueues,
-    pub state_file: StateFile,
+    pub limits_writer: LimitsWriter,
+    /// The largest body that the broker accepts, as far as it has revealed that.
+    pub body_max: usize,
 }
 
 impl WorkerContext {

@@ -52,9 +52,12 @@ pub fn decode(
     references: References<'_>,
     cost: usize,
 ) -> Result<Decoded, Rejection> {
-    failpoint::reach(Site::Decode, [received.id()]);
+    let read = || {
+        failpoint::reach(Site::Decode, [received.id()]);
+        parse(received, model, references, cost)
+    };
     // A library that panics on an input must not end this worker, nor the next one that receives the job.
-    catch_unwind(AssertUnwindSafe(|| parse(received, model, references, cost))).unwrap_or_else(|_| {
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
         Err(Rejection::new(Reason::EngineFailed, "reading the job panicked; see the worker's log"))
     })
 }

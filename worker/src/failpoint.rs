@@ -1,4 +1,4 @@
-//! Failpoints: places where tests make the worker die, fail or hang. Off unless `worker.drill` asks for one
+//! Failpoints: places where tests make the worker die, panic, fail or hang. Off unless `worker.drill` asks for one
 //! (`VRAMQ__WORKER__DRILL`).
 //!
 //! `SITE=ACTION`, followed by options: `skip=N` (nothing happens the first N times), `times=N` (it happens N times; `crash` needs only one)
@@ -46,6 +46,8 @@ pub enum Site {
 pub enum Action {
     /// The process dies at once.
     Crash,
+    /// The code at the site panics, as by a fault of its own or of a library.
+    Panic,
     /// The pass fails, as if the engine had.
     Fail,
     /// The thread that reaches it stops there.
@@ -68,8 +70,8 @@ const SITES: [(&str, Site); 13] = [
     ("acked", Site::Acked),
 ];
 
-const ACTIONS: [(&str, Action); 3] =
-    [("crash", Action::Crash), ("fail", Action::Fail), ("hang", Action::Hang)];
+const ACTIONS: [(&str, Action); 4] =
+    [("crash", Action::Crash), ("panic", Action::Panic), ("fail", Action::Fail), ("hang", Action::Hang)];
 
 /// A configured failpoint: an action at a site.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,7 +116,7 @@ impl FromStr for Failpoint {
         let (_, site) = *find.ok_or_else(expected)?;
         let (_, action) = *ACTIONS.iter().find(|(name, _)| *name == action).ok_or_else(expected)?;
         let possible = match action {
-            Action::Crash => true,
+            Action::Crash | Action::Panic => true,
             Action::Fail => site == Site::Pass,
             Action::Hang => matches!(site, Site::Received | Site::Decode | Site::Pass),
         };
@@ -140,7 +142,7 @@ impl FromStr for Failpoint {
 impl Failpoint {
     /// Puts the failpoint into effect. Later calls have no effect.
     pub fn start(self) {
-        tracing::warn!(failpoint = ?self, "a failpoint is set (worker.drill): the worker dies, fails or hangs there");
+        tracing::warn!(failpoint = ?self, "a failpoint is set (worker.drill): the worker dies, panics, fails or hangs there");
         let _ = FAILPOINT.set(Active { failpoint: self, reached: AtomicU64::new(0), pipe: Mutex::default() });
     }
 
@@ -149,7 +151,7 @@ impl Failpoint {
     }
 }
 
-/// Must be called where a job reaches a site. Dies or hangs there, if configured. For a pass, returns the action, which the executor
+/// Must be called where a job reaches a site. Dies, panics or hangs there, if configured. For a pass, returns the action, which the executor
 /// carries out.
 pub fn reach<'a>(site: Site, jobs: impl IntoIterator<Item = Option<&'a str>>) -> Option<Action> {
     let Active { failpoint, reached, .. } = FAILPOINT.get()?;
@@ -164,10 +166,16 @@ pub fn reach<'a>(site: Site, jobs: impl IntoIterator<Item = Option<&'a str>>) ->
     match failpoint.action {
         action if site == Site::Pass => return Some(action),
         Action::Crash => std::process::abort(),
+        Action::Panic => panic(),
         Action::Hang => hang(),
         Action::Fail => {}
     }
     None
+}
+
+#[allow(clippy::panic, reason = "somebody has asked for it")]
+fn panic() -> ! {
+    panic!("made to panic by a failpoint")
 }
 
 /// Hangs: for ever, while the failpoint's file exists, or until there is a ticket.
@@ -202,6 +210,7 @@ pub fn act(action: Option<Action>) -> Result<(), String> {
         None => Ok(()),
         Some(Action::Fail) => Err("made to fail by a failpoint".to_owned()),
         Some(Action::Crash) => std::process::abort(),
+        Some(Action::Panic) => panic(),
         Some(Action::Hang) => {
             hang();
             Ok(())
@@ -221,6 +230,8 @@ mod tests {
         assert_eq!((0..8).filter(|nth| failpoint.covers(*nth)).collect::<Vec<_>>(), [2, 3, 4]);
         let failpoint: Failpoint = "pass=fail".parse().unwrap();
         assert!(failpoint.covers(0) && failpoint.covers(u64::MAX - 1));
+        let failpoint: Failpoint = "decode=panic".parse().unwrap();
+        assert_eq!((failpoint.site, failpoint.action), (Site::Decode, Action::Panic));
         let failpoint: Failpoint = "received=hang,while=/tmp/a b".parse().unwrap();
         assert_eq!((failpoint.site, failpoint.hang_while), (Site::Received, Some("/tmp/a b".into())));
         let failpoint: Failpoint = "pass=hang,tickets=/tmp/a".parse().unwrap();

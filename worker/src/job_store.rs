@@ -28,7 +28,7 @@ use crate::stores::fetch::Fetched;
 pub struct JobStore {
     jobs: HashMap<JobKey, StoredJob>,
     /// For each channel: deliveries that are neither acknowledged nor given back.
-    unacked: HashMap<ChannelId, BTreeMap<DeliveryTag, Unacked>>,
+    unacked: ByChannel<Unacked>,
     last: u64,
 }
 
@@ -119,7 +119,7 @@ impl JobStore {
             summary: Arc::clone(&summary),
         };
         let channel = channel.id();
-        self.unacked.entry(channel).or_default().insert(tag, unacked);
+        self.unacked.insert(channel, tag, unacked);
         let received = Arc::new(received);
         let payload = Payload {
             received: Arc::clone(&received),
@@ -166,23 +166,60 @@ impl JobStore {
     /// The session is closed, and the broker redelivers what was not acknowledged.
     pub fn clear(&mut self) {
         self.jobs.clear();
-        self.unacked.clear();
+        self.unacked = ByChannel::default();
     }
 
     /// Removes and returns the deliveries that an ack covers. The last one is the one that the frame names.
     pub fn take_acked(&mut self, channel: ChannelId, tag: DeliveryTag, multiple: bool) -> Vec<Unacked> {
-        let Some(unacked) = self.unacked.get_mut(&channel) else { return Vec::new() };
-        if !multiple {
-            return unacked.remove(&tag).into_iter().collect();
+        if multiple {
+            self.unacked.take_up_to(channel, tag)
+        } else {
+            self.unacked.take(channel, tag).into_iter().collect()
         }
-        let later = unacked.split_off(&DeliveryTag(tag.0 + 1));
-        std::mem::replace(unacked, later).into_values().collect()
     }
 
     /// Removes and returns a delivery that is given back or rejected.
     pub fn take_nacked(&mut self, key: JobKey) -> Option<Unacked> {
         let StoredJob { channel, tag, .. } = self.jobs.get(&key)?;
-        self.unacked.get_mut(channel)?.remove(tag)
+        self.unacked.take(*channel, *tag)
+    }
+}
+
+/// Deliveries by channel and number. A channel without deliveries has no entry: a further queue that is found again has a new channel, and
+/// its old one delivers nothing more.
+#[derive(Debug)]
+struct ByChannel<T>(HashMap<ChannelId, BTreeMap<DeliveryTag, T>>);
+
+impl<T> Default for ByChannel<T> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<T> ByChannel<T> {
+    fn insert(&mut self, channel: ChannelId, tag: DeliveryTag, delivery: T) {
+        self.0.entry(channel).or_default().insert(tag, delivery);
+    }
+
+    fn take(&mut self, channel: ChannelId, tag: DeliveryTag) -> Option<T> {
+        let taken = self.0.get_mut(&channel)?.remove(&tag);
+        self.drop_if_empty(channel);
+        taken
+    }
+
+    /// Removes and returns the deliveries of a channel up to this one.
+    fn take_up_to(&mut self, channel: ChannelId, last: DeliveryTag) -> Vec<T> {
+        let Some(deliveries) = self.0.get_mut(&channel) else { return Vec::new() };
+        let later = deliveries.split_off(&DeliveryTag(last.0 + 1));
+        let taken = std::mem::replace(deliveries, later).into_values().collect();
+        self.drop_if_empty(channel);
+        taken
+    }
+
+    fn drop_if_empty(&mut self, channel: ChannelId) {
+        if self.0.get(&channel).is_some_and(BTreeMap::is_empty) {
+            self.0.remove(&channel);
+        }
     }
 }
 
@@ -248,4 +285,25 @@ fn tokens(items: &[Item]) -> Option<Vec<u32>> {
         Item::Plain(_) | Item::Program(_) => None,
     };
     items.iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_channel_is_forgotten_with_its_last_delivery() {
+        let mut by_channel = ByChannel::default();
+        let channel = |number| ChannelId { model: ModelIndex(0), number };
+        for number in 0..100 {
+            (1..=4).for_each(|tag| by_channel.insert(channel(number), DeliveryTag(tag), tag));
+            assert_eq!(by_channel.take_up_to(channel(number), DeliveryTag(2)), [1, 2]);
+            assert_eq!(by_channel.take(channel(number), DeliveryTag(4)), Some(4));
+            assert_eq!(by_channel.take(channel(number), DeliveryTag(4)), None);
+            assert_eq!(by_channel.0.len(), 1);
+            assert_eq!(by_channel.take_up_to(channel(number), DeliveryTag(9)), [3]);
+            assert!(by_channel.take_up_to(channel(number), DeliveryTag(9)).is_empty());
+        }
+        assert!(by_channel.0.is_empty());
+    }
 }

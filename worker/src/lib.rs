@@ -17,6 +17,7 @@ pub mod failpoint;
 pub mod host_memory;
 pub mod identity;
 pub mod job_store;
+pub mod limits_writer;
 pub mod model;
 pub mod observability;
 pub mod preparation;

@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use vramq_core::learned_limits::{LIMITS_MAX, LearnedLimit, LearnedLimits, LimitKey};
+use vramq_core::learned_limits::{LIMITS_MAX, LearnedLimit, LearnedLimits, LimitKey, keep_newest};
 use vramq_inference::process::Learned;
 
 const FILE_NAME: &str = "ceilings.json";
@@ -23,6 +23,17 @@ const LOCK_RETRY: Duration = Duration::from_millis(5);
 /// The most programs in the file. Each takes some hundred bytes to some hundred KiB.
 const PROGRAMS_MAX: usize = 64;
 
+/// Why the file cannot be read, or is not written.
+#[derive(Debug, thiserror::Error)]
+enum StateError {
+    #[error(transparent)]
+    File(#[from] io::Error),
+    #[error("it is damaged: {0}")]
+    Damaged(#[from] serde_json::Error),
+    #[error("it has version {0}, and this program knows version {VERSION}")]
+    OtherVersion(u32),
+}
+
 /// The state file of a folder, or none. Workers that share a folder learn from each other.
 #[derive(Clone, Debug)]
 pub struct StateFile(Option<PathBuf>);
@@ -35,6 +46,12 @@ struct Content {
     limits: Vec<(LimitKey, LearnedLimit)>,
     #[serde(default)]
     programs: Vec<(ProgramKey, ProgramMemory)>,
+}
+
+/// What all versions of the file have.
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
 }
 
 /// A model that is a program, on one device.
@@ -80,19 +97,31 @@ impl StateFile {
 
     /// The limits of all devices. A file that cannot be read counts as missing, and is logged.
     pub fn read(&self) -> BTreeMap<LimitKey, LearnedLimit> {
-        self.0.as_deref().map(|file| read(file).limits).unwrap_or_default()
+        self.known().limits
     }
 
     /// What programs were seen to take, on all devices.
     pub fn read_programs(&self) -> BTreeMap<ProgramKey, ProgramMemory> {
-        self.0.as_deref().map(|file| read(file).programs).unwrap_or_default()
+        self.known().programs
+    }
+
+    fn known(&self) -> Known {
+        let Some(file) = &self.0 else { return Known::default() };
+        read(file).unwrap_or_else(|error| {
+            tracing::warn!(file = %file.display(), %error, "cannot read the file of learned limits: starting without them");
+            Known::default()
+        })
     }
 
     /// Writes a device's limits; those of other devices stay in the file. A failure is logged.
     pub fn write(&self, limits: &LearnedLimits) {
         let Some(file) = &self.0 else { return };
         let own: BTreeMap<_, _> = limits.known().map(|(key, limit)| (key.clone(), *limit)).collect();
-        if let Err(error) = update(file, |known| known.limits.extend(own)) {
+        let change = |known: &mut Known| {
+            known.limits.extend(own);
+            keep_newest(&mut known.limits, LIMITS_MAX);
+        };
+        if let Err(error) = update(file, change) {
             tracing::warn!(file = %file.display(), %error, "learned limits cannot be saved: they are lost when this process ends");
         }
     }
@@ -100,59 +129,67 @@ impl StateFile {
     /// Writes how much memory programs took; the entries of other programs stay in the file. A failure is logged.
     pub fn write_programs(&self, own: BTreeMap<ProgramKey, ProgramMemory>) {
         let Some(file) = &self.0 else { return };
-        if let Err(error) = update(file, |known| known.programs.extend(own)) {
+        let change = |known: &mut Known| {
+            known.programs.retain(|key, _| !own.contains_key(key));
+            let others = std::mem::take(&mut known.programs).into_iter();
+            known.programs = others.take(PROGRAMS_MAX.saturating_sub(own.len())).chain(own).collect();
+        };
+        if let Err(error) = update(file, change) {
             tracing::warn!(file = %file.display(), %error, "the learned memory of programs cannot be saved: it is lost when this process ends");
         }
     }
 }
 
-fn read(file: &Path) -> Known {
+/// The content of the file; nothing if it is missing.
+fn read(file: &Path) -> Result<Known, StateError> {
     let text = match std::fs::read(file) {
         Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Known::default(),
-        Err(error) => {
-            tracing::warn!(file = %file.display(), %error, "cannot read the file of learned limits: starting without them");
-            return Known::default();
-        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Known::default()),
+        Err(error) => return Err(error.into()),
     };
-    match serde_json::from_slice::<Content>(&text) {
-        Ok(content) if content.version == VERSION => Known {
-            limits: content.limits.into_iter().take(LIMITS_MAX).collect(),
-            programs: content.programs.into_iter().take(PROGRAMS_MAX).collect(),
-        },
-        Ok(content) => {
-            let version = content.version;
-            tracing::warn!(file = %file.display(), version, "the file of learned limits has another version: starting without them");
-            Known::default()
-        }
-        Err(error) => {
-            tracing::warn!(file = %file.display(), %error, "the file of learned limits is damaged: starting without them");
-            Known::default()
-        }
+    // Another version may have another form.
+    let Version { version } = serde_json::from_slice(&text)?;
+    if version != VERSION {
+        return Err(StateError::OtherVersion(version));
     }
+    let Content { limits, programs, .. } = serde_json::from_slice(&text)?;
+    Ok(Known { limits: limits.into_iter().collect(), programs: programs.into_iter().collect() })
 }
 
 /// Changes the file atomically, even if the machine stops: written beside, flushed to disk, renamed. Rare, and a few KiB. Locked from
 /// reading to renaming; otherwise one of two simultaneous workers would undo the other's change.
-fn update(file: &Path, change: impl FnOnce(&mut Known)) -> io::Result<()> {
+///
+/// A file that cannot be read, or has another version, stays as it is, because it may hold what other workers learned. A damaged one is
+/// kept under another name.
+fn update(file: &Path, change: impl FnOnce(&mut Known)) -> Result<(), StateError> {
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder)?;
     }
     let _lock = lock(&file.with_extension("lock"))?;
-    let mut known = read(file);
+    let mut known = match read(file) {
+        Err(StateError::Damaged(error)) => {
+            let kept_as = file.with_extension("damaged");
+            std::fs::rename(file, &kept_as)?;
+            let (file, kept_as) = (file.display(), kept_as.display());
+            tracing::warn!(%file, %kept_as, %error, "the file of learned limits was damaged: a new one is begun");
+            Known::default()
+        }
+        known => known?,
+    };
     change(&mut known);
     let content = Content {
         version: VERSION,
         limits: known.limits.into_iter().collect(),
         programs: known.programs.into_iter().collect(),
     };
+    let text = serde_json::to_vec_pretty(&content).map_err(io::Error::from)?;
     let beside = file.with_extension(format!("{}.new", uuid::Uuid::now_v7().simple()));
-    let written = write_through(&beside, file, &serde_json::to_vec_pretty(&content)?);
+    let written = write_through(&beside, file, &text);
     if written.is_err() {
         // Otherwise a full disk would get another such file each time a limit moves.
         let _ = std::fs::remove_file(&beside);
     }
-    written
+    written.map_err(StateError::from)
 }
 
 /// Whether a file beside this one can be written.
@@ -197,6 +234,8 @@ mod tests {
         {"model": "m", "device": "cuda:0", "total": 5000, "longest_max": 128},
         {"fitted": 1, "failed": 20, "failed_at_ms": 8, "limit": 10}
     ]]}"#;
+
+    const OTHER_VERSION: &str = r#"{"version": 9, "ceilings": {}}"#;
 
     #[test]
     fn a_folder_that_cannot_be_written_to_is_noticed_without_a_change() {
@@ -256,7 +295,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let source = folder.path().join("source.json");
         std::fs::write(&source, LIMITS).unwrap();
-        let (key, limit) = read(&source).limits.pop_first().unwrap();
+        let (key, limit) = read(&source).unwrap().limits.pop_first().unwrap();
         let file = folder.path().join(FILE_NAME);
         std::thread::scope(|scope| {
             for device in 0..WRITERS {
@@ -265,7 +304,7 @@ mod tests {
                 scope.spawn(move || while update(file, |known| known.limits.extend(own.clone())).is_err() {});
             }
         });
-        assert_eq!(read(&file).limits.len() as u64, WRITERS);
+        assert_eq!(read(&file).unwrap().limits.len() as u64, WRITERS);
     }
 
     #[test]
@@ -273,7 +312,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join(FILE_NAME);
         let held = lock(&file.with_extension("lock")).unwrap();
-        assert_eq!(update(&file, |_| {}).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let refused = update(&file, |_| {}).unwrap_err();
+        assert!(
+            matches!(&refused, StateError::File(error) if error.kind() == io::ErrorKind::WouldBlock),
+            "{refused}"
+        );
         drop(held);
         update(&file, |_| {}).unwrap();
     }
@@ -281,10 +324,9 @@ mod tests {
     #[test]
     fn a_write_that_fails_leaves_nothing_behind() {
         let folder = tempfile::tempdir().unwrap();
-        // A folder in the file's place: all but the renaming works.
+        // A folder comes into the file's place: all but the renaming works.
         let file = folder.path().join(FILE_NAME);
-        std::fs::create_dir_all(file.join("full")).unwrap();
-        assert!(update(&file, |_| {}).is_err());
+        assert!(update(&file, |_| std::fs::create_dir_all(file.join("full")).unwrap()).is_err());
         let left: Vec<_> =
             std::fs::read_dir(folder.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
         assert_eq!(left.len(), 2, "the folder and the lock: {left:?}");
@@ -294,10 +336,66 @@ mod tests {
     fn a_file_that_cannot_be_read_counts_as_missing() {
         let folder = tempfile::tempdir().unwrap();
         let state = StateFile::in_folder(Some(folder.path()));
-        for text in ["", "{}", "[1", r#"{"version": 9, "ceilings": []}"#] {
+        for text in ["", "{}", "[1", OTHER_VERSION] {
             std::fs::write(folder.path().join(FILE_NAME), text).unwrap();
             assert!(state.read().is_empty(), "{text}");
         }
         assert!(StateFile::in_folder(None).read().is_empty());
+    }
+
+    /// It may hold what other workers learned: those of another version, or all of them if the disk cannot read it at the moment.
+    #[test]
+    fn a_file_that_cannot_be_read_is_not_overwritten() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(FILE_NAME);
+        std::fs::write(&file, OTHER_VERSION).unwrap();
+        assert!(matches!(update(&file, |_| {}), Err(StateError::OtherVersion(9))));
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), OTHER_VERSION);
+        // A loop of links: even root cannot read it, and a rename would replace it.
+        std::fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink(&file, &file).unwrap();
+        assert!(matches!(update(&file, |_| {}), Err(StateError::File(_))));
+        assert!(file.is_symlink(), "it was replaced");
+    }
+
+    #[test]
+    fn a_damaged_file_is_kept_under_another_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(FILE_NAME);
+        for text in ["", r#"{"version": 1, "ceilings": 7}"#] {
+            std::fs::write(&file, text).unwrap();
+            update(&file, |_| {}).unwrap();
+            assert!(read(&file).unwrap().limits.is_empty());
+            let kept = std::fs::read_to_string(file.with_extension("damaged")).unwrap();
+            assert_eq!(kept, text);
+        }
+    }
+
+    #[test]
+    fn a_full_file_keeps_the_newest_failures() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = StateFile::in_folder(Some(folder.path()));
+        std::fs::write(folder.path().join(FILE_NAME), LIMITS).unwrap();
+        let (key, limit) = state.read().pop_first().unwrap();
+        let all = (0..LIMITS_MAX as u64 + 76).map(|at| {
+            let (key, mut limit) = (LimitKey { model: format!("{at:04}"), ..key.clone() }, limit);
+            limit.failed_at_ms = at;
+            (key, limit)
+        });
+        state.write(&LearnedLimits::new("cpu", 1000, all.collect()));
+        let kept: Vec<_> = state.read().into_keys().map(|key| key.model).collect();
+        assert_eq!(
+            (kept.len(), kept[0].as_str(), kept[LIMITS_MAX - 1].as_str()),
+            (LIMITS_MAX, "0076", "1099")
+        );
+        let learned = Learned::default();
+        let program = |at: usize| {
+            let key = ProgramKey { model: format!("{at:04}"), device: "cpu".to_owned(), total: 1000 };
+            (key, ProgramMemory { program: "p".to_owned(), learned: learned.clone() })
+        };
+        (0..=PROGRAMS_MAX).for_each(|at| state.write_programs(BTreeMap::from([program(at)])));
+        let kept = state.read_programs();
+        assert_eq!(kept.len(), PROGRAMS_MAX);
+        assert!(kept.contains_key(&program(PROGRAMS_MAX).0), "the new one is not kept");
     }
 }

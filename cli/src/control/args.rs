@@ -102,13 +102,28 @@ pub(super) struct Anyone {
 pub(super) struct How {
     /// How long to wait for answers.
     #[arg(long, value_parser = duration::parse, default_value = LISTEN, value_name = "TIME")]
-    pub(super) timeout: Duration,
+    wait: Duration,
+    /// The name of --wait in 0.2: elsewhere --timeout limits what was asked for.
+    #[arg(long, hide = true, conflicts_with = "wait", value_parser = duration::parse, value_name = "TIME")]
+    timeout: Option<Duration>,
     /// Stop waiting when this many workers have given their last answer.
     #[arg(long, value_name = "N")]
     pub(super) expect: Option<usize>,
     /// Print each answer as a JSON object on a line.
     #[arg(long)]
     pub(super) json: bool,
+}
+
+impl How {
+    /// How long to wait for answers.
+    pub(super) fn wait(&self) -> Duration {
+        self.timeout.unwrap_or(self.wait)
+    }
+
+    /// The old name of a flag that was given, with its new one.
+    pub(super) fn renamed(&self) -> Option<(&'static str, &'static str)> {
+        self.timeout.map(|_| ("--timeout", "--wait"))
+    }
 }
 
 fn setting(text: &str) -> Result<String, String> {

@@ -24,7 +24,7 @@ use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, co
 use crate::broker;
 use crate::exit;
 use crate::output::text::{safe, safe_json};
-use crate::output::write_line;
+use crate::output::{warn_renamed, write_line};
 pub(crate) use args::Args;
 use args::How;
 use failure::{BROKER_MAX, NoAnswer, within};
@@ -40,6 +40,10 @@ const WRITING: &str = "write the answers";
 
 /// Runs the command; its exit code.
 pub(crate) async fn run(args: Args) -> u8 {
+    let (command, workers, how) = args.what.parts();
+    if let Some((old, new)) = how.renamed() {
+        warn_renamed(old, new);
+    }
     let connection = match args.broker.connect("control").await {
         Ok(connection) => connection,
         Err(error) => {
@@ -47,7 +51,6 @@ pub(crate) async fn run(args: Args) -> u8 {
             return error.code();
         }
     };
-    let (command, workers, how) = args.what.parts();
     let user = args.broker.address().ok().and_then(|address| ShortString::try_new(address.user_id()?).ok());
     let opened = within(BROKER_MAX, || connection.status().blocked(), Control::open(&connection, user));
     let code = match opened.await {
@@ -194,7 +197,7 @@ impl Control {
         named: &[String],
         how: &How,
     ) -> Result<()> {
-        let mut until = Instant::now() + how.timeout;
+        let mut until = Instant::now() + how.wait();
         while !responses.is_complete(command, named, how) {
             let Ok(delivery) = timeout_at(until, self.heard.next()).await else {
                 // Dead workers do not answer.
@@ -202,8 +205,8 @@ impl Control {
                 if responses.in_progress.is_empty() {
                     break;
                 }
-                // A running pass is not interrupted, so a cancellation may take longer than --timeout.
-                until = Instant::now() + how.timeout;
+                // A running pass is not interrupted, so a cancellation may take longer than --wait.
+                until = Instant::now() + how.wait();
                 continue;
             };
             let delivery = delivery.ok_or(NoAnswer::Lost)??;
@@ -288,7 +291,7 @@ impl Responses {
                     safe(worker)
                 );
             } else {
-                eprintln!("{}\tno answer within {:?}", safe(worker), how.timeout);
+                eprintln!("{}\tno answer within {:?}", safe(worker), how.wait());
             }
         }
         if self.workers.is_empty() {

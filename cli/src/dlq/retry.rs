@@ -9,6 +9,7 @@ use vramq_schemas::topology::{RETRY_EXCHANGE, dead_queue};
 use super::error::Error;
 use super::{Common, Selection, prompt, transfer};
 use crate::output::text::{counted, safe};
+use crate::output::warn_renamed;
 use crate::{duration, exit};
 
 /// Retry dead letters: publish jobs to their queue again, and results to their reply queue.
@@ -19,7 +20,7 @@ use crate::{duration, exit};
 #[command(after_long_help = "\
 Examples:
   vramq dlq retry 3fa94c12ab
-  vramq dlq retry -m minilm --group out-of-memory/minilm/0.3.0 --first 10 --set batch-hint=4
+  vramq dlq retry -m minilm --group out-of-memory/minilm/0.3.0 --first 10 --change batch-hint=4
   vramq dlq retry -m minilm --reason expired --since 2h --rate 50 --yes
   vramq dlq retry -m minilm --reason out-of-memory --to vramq.jobs.minilm-large")]
 pub(super) struct Args {
@@ -28,9 +29,12 @@ pub(super) struct Args {
     /// Jobs per second at most.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rate: Option<u32>,
-    /// Change jobs: batch-hint=N, priority=N or expiration=TIME; may be given several times.
-    #[arg(long = "set", value_name = "NAME=VALUE")]
+    /// Change jobs: batch-hint=N, priority=N, expiration=TIME or model-revision=REVISION; may be repeated.
+    #[arg(long = "change", value_name = "NAME=VALUE")]
     settings: Vec<String>,
+    /// The name of --change in 0.2: elsewhere --set is for keys of a configuration.
+    #[arg(long = "set", hide = true, conflicts_with = "settings", value_name = "NAME=VALUE")]
+    settings_of_old: Vec<String>,
     /// Publish jobs to this queue instead of their model's.
     #[arg(long, value_name = "QUEUE")]
     to: Option<String>,
@@ -47,6 +51,9 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let query = args.selection.query()?;
+    if !args.settings_of_old.is_empty() {
+        warn_renamed("--set", "--change");
+    }
     let changes = changes(args)?;
     let audit_log = if args.dry_run { None } else { Some(common.changing("retry")?) };
     let (plans, all_there) = common.plan(&args.selection, &query).await?;
@@ -65,17 +72,23 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     if !args.yes {
         prompt::yes("Retry them?")?;
     }
-    let detail = json!({"settings": args.settings, "to": args.to, "from_start": args.from_start});
+    let detail = json!({"settings": args.settings(), "to": args.to, "from_start": args.from_start});
     let target = Target::Queues { changes: &changes, rate: args.rate };
     let code = transfer::run(common, audit_log, "retried", detail, plans, target).await?;
     Ok(code.max(unchanged))
 }
 
+impl Args {
+    fn settings(&self) -> &[String] {
+        if self.settings.is_empty() { &self.settings_of_old } else { &self.settings }
+    }
+}
+
 fn changes(args: &Args) -> Result<Changes, Error> {
     let mut changes = Changes { from_start: args.from_start, to: args.to.clone(), ..Changes::default() };
-    for setting in &args.settings {
+    for setting in args.settings() {
         let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
-        let wrong = |must: &str| Error::Usage(format!("--set {}: {must}", safe(setting)));
+        let wrong = |must: &str| Error::Usage(format!("--change {}: {must}", safe(setting)));
         match name {
             "batch-hint" => {
                 let hint = value.parse().ok().filter(|hint| *hint > 0);
@@ -90,7 +103,14 @@ fn changes(args: &Args) -> Result<Changes, Error> {
                 changes.expiration_ms =
                     Some(ms.ok_or_else(|| wrong("it must be a time like 30m, of less than 50 days"))?);
             }
-            _ => return Err(wrong("it must be batch-hint=…, priority=… or expiration=…")),
+            "model-revision" => {
+                let revision = Some(value.to_owned()).filter(|value| !value.is_empty());
+                changes.model_revision =
+                    Some(revision.ok_or_else(|| {
+                        wrong("it must be a revision, as `vramq status --json` shows them")
+                    })?);
+            }
+            _ => return Err(wrong("it must be batch-hint=…, priority=…, expiration=… or model-revision=…")),
         }
     }
     if let Some(queue) = &changes.to
@@ -143,20 +163,30 @@ mod tests {
 
     #[test]
     fn settings_are_checked_before_anything_is_done() {
-        let all =
-            parsed(&["--set", "batch-hint=4", "--set", "priority=9", "--set", "expiration=2h", "--to", "q"]);
+        let settings = ["batch-hint=4", "priority=9", "expiration=2h", "model-revision=f32-0a"];
+        let given = |flag| settings.iter().flat_map(|setting| [flag, *setting]).collect::<Vec<_>>();
+        let all = [&given("--change")[..], &["--to", "q"]].concat();
         let expected = Changes {
             batch_hint: Some(4),
             priority: Some(9),
             expiration_ms: Some(7_200_000),
+            model_revision: Some("f32-0a".to_owned()),
             from_start: false,
             to: Some("q".to_owned()),
         };
-        assert_eq!(all.unwrap(), expected);
-        for wrong in
-            ["batch-hint=0", "batch-hint", "priority=256", "expiration=50d", "expiration=1200h", "model=x"]
-        {
-            assert!(matches!(parsed(&["--set", wrong]), Err(Error::Usage(_))), "{wrong}");
+        assert_eq!(parsed(&all).unwrap(), expected);
+        let as_before = [&given("--set")[..], &["--to", "q"]].concat();
+        assert_eq!(parsed(&as_before).unwrap(), expected);
+        for wrong in [
+            "batch-hint=0",
+            "batch-hint",
+            "priority=256",
+            "expiration=50d",
+            "expiration=1200h",
+            "model-revision=",
+            "model=x",
+        ] {
+            assert!(matches!(parsed(&["--change", wrong]), Err(Error::Usage(_))), "{wrong}");
         }
         assert!(parsed(&["--to", "vramq.dead.minilm"]).is_err());
     }

@@ -16,3 +16,8 @@ pub(crate) fn write_line(line: &str) -> io::Result<()> {
 pub(crate) fn write_error_line(line: Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{line}");
 }
+
+/// Says that a flag has another name now. The next version does not know the old one.
+pub(crate) fn warn_renamed(old: &str, new: &str) {
+    eprintln!("warning: {old} is now {new}; the next version refuses {old}");
+}

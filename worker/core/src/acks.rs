@@ -38,7 +38,8 @@ pub(crate) struct Acks<T> {
     /// The deliveries that each frame of the last `take` covers, until that frame is sent. The next `take` waits for them: a `multiple` ack
     /// must not overtake an earlier ack that it would cover.
     sending: Vec<Vec<(u64, T)>>,
-    /// The broker closed the channel. Its remaining acks go nowhere, so settled runs are not recorded.
+    /// The broker closed the channel, or a newer one replaced it. Acks behind an unsettled delivery are sent one by one then, and runs of
+    /// settled deliveries are not recorded.
     is_closed: bool,
 }
 
@@ -128,8 +129,8 @@ impl<T> Acks<T> {
         sending.chain(self.due.into_values()).collect()
     }
 
-    /// The channel is closed. If it belonged to a further queue, the session goes on without it.
-    fn close(&mut self) {
+    /// The channel is closed, or delivers nothing more. If it belonged to a further queue, the session goes on without it.
+    pub(crate) fn close(&mut self) {
         self.is_closed = true;
         self.settled_beyond.clear();
     }

@@ -265,7 +265,7 @@ impl Core {
     pub fn sizes(&self) -> impl Iterator<Item = Size> {
         let unacked = self.unacked();
         let slots = self.models.iter().map(|model| usize::from(model.slots_max.get())).sum();
-        let queues = self.models.iter().map(|model| model.queues.len()).sum();
+        let queues: usize = self.models.iter().map(|model| model.queues.len()).sum();
         let single = [
             self.jobs.size(unacked),
             self.health.size(unacked),
@@ -274,7 +274,7 @@ impl Core {
             self.quarantine.size(queues),
             Size::of("unacknowledged jobs", self.consumers.iter().map(ModelConsumers::unacked).sum(), slots),
         ];
-        let session = self.session.sizes(unacked);
+        let session = self.session.sizes(unacked, queues);
         let scheduler = self.scheduler.sizes(unacked);
         let destinations = self.destinations.sizes(unacked);
         let successors = self.successors.sizes(unacked);

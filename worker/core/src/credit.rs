@@ -15,6 +15,10 @@ const JOBS_UNKNOWN: f64 = 4.0;
 /// The weight of a new figure in its average: after some ten jobs or passes an old load is forgotten.
 const WEIGHT: f64 = 0.2;
 
+/// A pass counts as at most so many times slower than the average: one that waited for another process's pass says little of the device. A
+/// device that became slower is known after a few passes all the same.
+const SLOWER_MAX: f64 = 4.0;
+
 /// The least time of an average large job for which a second one is not held. The second one only bridges the tens of milliseconds between
 /// two jobs. For longer jobs this gap is a few hundredths of the time at most, and the second job should go to an idle worker.
 const LARGE_IS_SHORT: Duration = Duration::from_secs(2);
@@ -46,8 +50,10 @@ pub(crate) struct Credit {
     job_cost: Option<f64>,
     /// The same of a large job.
     large_job_cost: Option<f64>,
-    /// Average cost that the device runs in a second.
-    cost_per_second: Option<f64>,
+    /// Average cost of a pass, and average time of one, in seconds. The device's speed is their ratio: an average of the speeds of passes
+    /// would be far too high after a single one that took almost no time.
+    pass_cost: Option<f64>,
+    pass_seconds: Option<f64>,
     /// Whether an average large job is so short that another one should be ready when it ends.
     large_is_short: bool,
     /// Jobs that have run and whose messages the broker has not taken for a while. They do not keep the device busy.
@@ -74,13 +80,21 @@ impl Credit {
     /// Learns from a pass of this cost that took so long.
     pub(crate) fn learn_speed(&mut self, cost: usize, took: Duration) {
         if !took.is_zero() {
-            blend(&mut self.cost_per_second, cost as f64 / took.as_secs_f64());
+            let (cost, seconds) = (cost as f64, took.as_secs_f64());
+            let most = self.cost_per_second().map_or(seconds, |speed| SLOWER_MAX * cost / speed);
+            blend(&mut self.pass_cost, cost);
+            blend(&mut self.pass_seconds, seconds.min(most));
             self.compare_large();
         }
     }
 
+    /// Cost that the device runs in a second.
+    fn cost_per_second(&self) -> Option<f64> {
+        Some(self.pass_cost? / self.pass_seconds?)
+    }
+
     fn compare_large(&mut self) {
-        if let (Some(cost), Some(per_second)) = (self.large_job_cost, self.cost_per_second) {
+        if let (Some(cost), Some(per_second)) = (self.large_job_cost, self.cost_per_second()) {
             let most = if self.large_is_short { LARGE_IS_LONG } else { LARGE_IS_SHORT };
             self.large_is_short = cost < per_second * most.as_secs_f64();
         }
@@ -98,7 +112,7 @@ impl Credit {
         let jobs = match self.job_cost {
             None => JOBS_UNKNOWN,
             Some(job_cost) => {
-                let running = self.cost_per_second.unwrap_or(0.0) * TIME_AHEAD.as_secs_f64();
+                let running = self.cost_per_second().unwrap_or(0.0) * TIME_AHEAD.as_secs_f64();
                 (PASSES_AHEAD * pass_cost_max as f64 + running) / job_cost
             }
         };
@@ -142,6 +156,26 @@ mod tests {
             let jobs = credit.jobs(pass_cost_max);
             assert!(jobs >= 64, "{jobs} jobs of {millis} ms");
         }
+    }
+
+    /// A fast one, as of a program that remembers its answers; a slow one, as where another process has the device.
+    #[test]
+    fn a_single_pass_changes_little() {
+        let mut credit = Credit::default();
+        for _ in 0..50 {
+            credit.job_decoded(2048);
+            credit.learn_speed(2048, Duration::from_millis(10));
+        }
+        assert_eq!(credit.jobs(2048), 52);
+        let after = |passes: usize, took: Duration| {
+            let mut credit = credit;
+            (0..passes).for_each(|_| credit.learn_speed(2048, took));
+            credit.jobs(2048)
+        };
+        assert_eq!(after(1, Duration::from_micros(1)), 65);
+        assert_eq!(after(1, Duration::from_secs(10)), 34);
+        // It does become slower.
+        assert_eq!(after(10, Duration::from_millis(500)), 4);
     }
 
     #[test]

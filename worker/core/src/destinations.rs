@@ -90,7 +90,7 @@ impl FaultyQueue {
 
 /// An unacknowledged job that has run for its reply queue, or may run.
 #[derive(Clone, Debug)]
-struct Holder {
+struct HeldJob {
     job: JobKey,
     model: ModelIndex,
     caller: Option<String>,
@@ -105,7 +105,7 @@ pub(crate) struct Destinations {
     faulty: HashMap<String, FaultyQueue>,
     /// The jobs that have run or may run for each reply queue, in the order of delivery, which is about the order in which they end. Bounded
     /// by the slots.
-    held: HashMap<String, VecDeque<Holder>>,
+    held: HashMap<String, VecDeque<HeldJob>>,
 }
 
 impl Destinations {
@@ -127,21 +127,21 @@ impl Destinations {
 
     pub(crate) fn delivered(&mut self, delivery: &Delivery) {
         let Some(queue) = &delivery.reply_queue else { return };
-        let holder = Holder { job: delivery.job, model: delivery.model, caller: delivery.caller.clone() };
+        let held = HeldJob { job: delivery.job, model: delivery.model, caller: delivery.caller.clone() };
         match self.held.get_mut(queue) {
-            Some(holders) => holders.push_back(holder),
-            None => drop(self.held.insert(queue.clone(), VecDeque::from([holder]))),
+            Some(held_jobs) => held_jobs.push_back(held),
+            None => drop(self.held.insert(queue.clone(), VecDeque::from([held]))),
         }
     }
 
     /// The job has ended here, or waits elsewhere from now on: it no longer counts for its reply queue.
     pub(crate) fn released(&mut self, delivery: &Delivery) {
         let Some(queue) = &delivery.reply_queue else { return };
-        let Some(holders) = self.held.get_mut(queue) else { return };
-        if let Some(at) = holders.iter().position(|holder| holder.job == delivery.job) {
-            holders.remove(at);
+        let Some(held_jobs) = self.held.get_mut(queue) else { return };
+        if let Some(at) = held_jobs.iter().position(|held| held.job == delivery.job) {
+            held_jobs.remove(at);
         }
-        if holders.is_empty() {
+        if held_jobs.is_empty() {
             self.held.remove(queue);
         }
     }
@@ -208,8 +208,8 @@ impl Destinations {
     pub(crate) fn must_wait(&self, delivery: &Delivery, slots: u16, now: Instant) -> bool {
         let Some(queue) = &delivery.reply_queue else { return false };
         let Some(faulty) = self.known(queue, now) else { return false };
-        let is_other = |holder: &&Holder| holder.job != delivery.job;
-        let of_queue = self.held.get(queue).map_or(0, |holders| holders.iter().filter(is_other).count());
+        let is_other = |held: &&HeldJob| held.job != delivery.job;
+        let of_queue = self.held.get(queue).map_or(0, |held_jobs| held_jobs.iter().filter(is_other).count());
         if of_queue >= faulty.tries(now) {
             return true;
         }
@@ -226,20 +226,20 @@ impl Destinations {
         }
         let most = (usize::from(slots) / OFFERED_PART).max(TRYING_MIN);
         let (all, own) = count(self.trying(delivery.model, now), delivery);
-        let callers: HashSet<_> = self.trying(delivery.model, now).map(|holder| &holder.caller).collect();
+        let callers: HashSet<_> = self.trying(delivery.model, now).map(|held| &held.caller).collect();
         all > most && own > (most / callers.len()).max(1)
     }
 
     /// The unacknowledged jobs of a model that have run, or may run, for full or silent reply queues.
-    fn trying(&self, model: ModelIndex, now: Instant) -> impl Iterator<Item = &Holder> {
+    fn trying(&self, model: ModelIndex, now: Instant) -> impl Iterator<Item = &HeldJob> {
         let of_faulty = self.held.iter().filter(move |(queue, _)| self.known(queue, now).is_some());
-        of_faulty.flat_map(|(_, holders)| holders).filter(move |holder| holder.model == model)
+        of_faulty.flat_map(|(_, held_jobs)| held_jobs).filter(move |held| held.model == model)
     }
 }
 
-/// Counts these holders, and those of them whose caller is the delivery's.
-fn count<'a>(holders: impl Iterator<Item = &'a Holder>, delivery: &Delivery) -> (usize, usize) {
-    holders.fold((0, 0), |(all, own), holder| (all + 1, own + usize::from(holder.caller == delivery.caller)))
+/// Counts these jobs, and those of them whose caller is the delivery's.
+fn count<'a>(held_jobs: impl Iterator<Item = &'a HeldJob>, delivery: &Delivery) -> (usize, usize) {
+    held_jobs.fold((0, 0), |(all, own), held| (all + 1, own + usize::from(held.caller == delivery.caller)))
 }
 
 #[cfg(test)]

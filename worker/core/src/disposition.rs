@@ -84,6 +84,12 @@ impl JobOutcome {
         Self::DeadLetter { headers: Some(Box::new(headers)), rejection }
     }
 
+    /// A job that was not run. Its headers stay as its publisher wrote them, unless crashes were counted: then the dead letter names these.
+    pub(crate) fn dead_letter_unrun(headers: JobHeaders, rejection: Rejection) -> Self {
+        let headers = (headers.crashes > 0).then(|| Box::new(headers));
+        Self::DeadLetter { headers, rejection }
+    }
+
     /// Another attempt with these headers, by this route.
     pub(crate) fn requeue(headers: JobHeaders, route: Route, cause: Cause) -> Self {
         Self::Requeue(Requeue { route, headers: Box::new(headers), cause, otherwise: None })

@@ -108,11 +108,11 @@ impl LearnedLimits {
         self.all.get(&self.key(model, longest)).map_or(u64::MAX, |limit| limit.limit)
     }
 
-    /// Records a pass that ran out of memory while it had the device to itself. True if the limits must be saved.
-    pub(crate) fn ran_out(&mut self, model: &str, longest: usize, bytes: u64, now_ms: u64) -> bool {
+    /// Records a pass that ran out of memory while it had the device to itself. The limits must be saved then.
+    pub(crate) fn ran_out(&mut self, model: &str, longest: usize, bytes: u64, now_ms: u64) {
         let key = self.key(model, longest);
-        if self.all.len() >= LIMITS_MAX && !self.all.contains_key(&key) {
-            return false;
+        if !self.all.contains_key(&key) {
+            keep_newest(&mut self.all, LIMITS_MAX - 1);
         }
         let limit = self.all.entry(key).or_insert_with(|| LearnedLimit::new(bytes, now_ms));
         limit.ran_out(bytes, now_ms);
@@ -124,7 +124,6 @@ impl LearnedLimits {
             limit,
             "learned limit lowered for passes with items of this length"
         );
-        true
     }
 
     /// A pass fitted. True if the limit moved.
@@ -155,6 +154,22 @@ impl LearnedLimits {
     fn key(&self, model: &str, longest: usize) -> LimitKey {
         let longest_max = longest.next_power_of_two();
         LimitKey { model: model.to_owned(), device: self.device.clone(), total: self.total, longest_max }
+    }
+}
+
+/// Drops the limits whose failures are the longest ago, until at most `most` are left. What was dropped is learned again if it still holds.
+pub fn keep_newest(limits: &mut BTreeMap<LimitKey, LearnedLimit>, most: usize) {
+    while limits.len() > most {
+        let oldest = limits.iter().min_by_key(|(_, limit)| limit.failed_at_ms).map(|(key, _)| key.clone());
+        let Some(oldest) = oldest else { return };
+        limits.remove(&oldest);
+        let LimitKey { model, device, longest_max, .. } = oldest;
+        tracing::info!(
+            model,
+            device,
+            longest_max,
+            "dropped the learned limit of the oldest failure, to make room"
+        );
     }
 }
 
@@ -232,12 +247,17 @@ mod tests {
     }
 
     #[test]
-    fn a_full_list_takes_no_other_size_but_lowers_those_that_it_has() {
+    fn a_full_list_forgets_the_oldest_failure_for_a_new_one() {
         let mut limits = none_yet();
-        assert!((0..LIMITS_MAX).all(|model| limits.ran_out(&model.to_string(), 1, 80 * MIB, 0)));
-        assert!(!limits.ran_out("other", 1, 80 * MIB, 0));
-        assert!(limits.ran_out("0", 1, 20 * MIB, 0));
-        assert_eq!((limits.limit("other", 1), limits.limit("0", 1)), (u64::MAX, 10 * MIB));
+        let names: Vec<_> = (0..LIMITS_MAX as u64).map(|model| model.to_string()).collect();
+        (1..).zip(&names).for_each(|(at_ms, model)| limits.ran_out(model, 1, 80 * MIB, at_ms));
+        // The oldest but one is now the oldest.
+        limits.ran_out("0", 1, 20 * MIB, 5000);
+        // A clock that is behind does not make the new one the oldest.
+        limits.ran_out("other", 1, 80 * MIB, 0);
+        let known = ["0", "1", "2", "other"].map(|model| limits.limit(model, 1) / MIB);
+        assert_eq!(known, [10, u64::MAX / MIB, 40, 40]);
+        assert_eq!(limits.known().count(), LIMITS_MAX);
     }
 
     #[test]

@@ -127,7 +127,10 @@ impl MemoryWatch {
             && oom.foreign == 0
             && oom.asked > oom.free
             && bytes != crate::settings::UNKNOWN_BYTES;
-        teaches && self.limits.ran_out(&model.name, longest, bytes, unix_ms)
+        if teaches {
+            self.limits.ran_out(&model.name, longest, bytes, unix_ms);
+        }
+        teaches
     }
 
     pub(crate) fn status(&self, resident: u64, now: Instant) -> MemoryStatus {

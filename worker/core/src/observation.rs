@@ -143,11 +143,11 @@ pub enum Cause {
     /// On a larger device.
     Larger,
     /// Unfinished: at a drain, from a sick device, for a quarantined job, or after it was held for too long.
-    HandedOver,
+    Unfinished,
     /// One worker was lost while it held the job.
     Counted,
     /// Several workers were lost while they held the job: it goes to the quarantine.
-    Suspect,
+    Quarantine,
     /// It is large: it goes to the queue of large jobs.
     Bulk,
     /// It is large, has had its device time, and others wait: the rest goes back to the queue of large jobs.
@@ -172,9 +172,9 @@ impl Cause {
         Self::Exclusive,
         Self::Delayed,
         Self::Larger,
-        Self::HandedOver,
+        Self::Unfinished,
         Self::Counted,
-        Self::Suspect,
+        Self::Quarantine,
         Self::Bulk,
         Self::Turn,
         Self::ReplyQueueFull,
@@ -185,16 +185,16 @@ impl Cause {
         Self::TargetQueueFull,
     ];
 
-    /// The name in metrics and spans.
+    /// The name in metrics and spans. It stays when a word of the code changes.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Smaller => "smaller",
             Self::Exclusive => "exclusive",
             Self::Delayed => "delayed",
             Self::Larger => "larger",
-            Self::HandedOver => "handed-over",
+            Self::Unfinished => "handed-over",
             Self::Counted => "counted",
-            Self::Suspect => "suspect",
+            Self::Quarantine => "suspect",
             Self::Bulk => "bulk",
             Self::Turn => "turn",
             Self::ReplyQueueFull => "reply-queue-full",

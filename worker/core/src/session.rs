@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use crate::acks::{AckFrame, Acks};
 use crate::action::SessionEnd;
 use crate::commands::Commands;
-use crate::ids::ChannelId;
+use crate::event::{Delivery, Source};
+use crate::ids::{ChannelId, ModelIndex, QueueIndex};
 use crate::jobs::Confirmed;
 use crate::sizes::Size;
 
@@ -21,18 +22,25 @@ pub(crate) struct SessionState {
     consumers_started: u64,
     /// Jobs that were unacknowledged when the last one ended.
     unsettled: usize,
-    /// Acks for each channel that delivered jobs. A further queue that is found again has a new channel, at most every ten seconds.
+    /// Acks for each channel that delivered jobs. A further queue that is found again has a new channel, at most every ten seconds; its
+    /// old channel stays here only while an ack for it is due.
     acks: BTreeMap<ChannelId, Acks<Confirmed>>,
+    /// The newest channel of each further queue for which an ack was due.
+    newest: BTreeMap<(ModelIndex, QueueIndex), ChannelId>,
     commands: Commands,
 }
 
 impl SessionState {
-    /// Given so many unacknowledged jobs.
-    pub(crate) fn sizes(&self, unacked: usize) -> [Size; 3] {
+    /// Given so many unacknowledged jobs, and queues of jobs.
+    pub(crate) fn sizes(&self, unacked: usize, queues: usize) -> [Size; 4] {
         let (due, runs) =
             self.acks.values().map(Acks::counts).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-        let acks = [Size::of("acks", due, unacked), Size::of("settled deliveries", runs, unacked)];
-        [acks[0], acks[1], self.commands.size()]
+        [
+            Size::of("acks", due, unacked),
+            Size::of("settled deliveries", runs, unacked),
+            Size::of("channels", self.acks.len(), queues + unacked),
+            self.commands.size(),
+        ]
     }
 
     /// A session stands. `declares`: the worker may declare queues.
@@ -93,8 +101,47 @@ impl SessionState {
         self.consumers_started -= 1;
     }
 
-    pub(crate) fn acks_mut(&mut self, channel: ChannelId) -> &mut Acks<Confirmed> {
-        self.acks.entry(channel).or_default()
+    /// The acks of the channel that a job came by.
+    pub(crate) fn acks_of(&mut self, delivery: &Delivery) -> &mut Acks<Confirmed> {
+        let channel = delivery.channel;
+        if let Source::Jobs(queue, _) = delivery.source
+            && queue.is_further()
+        {
+            let newest = self.newest.entry((delivery.model, queue)).or_insert(channel);
+            let before = *newest;
+            *newest = before.max(channel);
+            self.drop_if_replaced(before);
+        }
+        let is_replaced = self.is_replaced(channel);
+        let acks = self.acks.entry(channel).or_default();
+        if is_replaced {
+            acks.close();
+        }
+        acks
+    }
+
+    /// A delivery was given back to the broker; or that could not be `sent`.
+    pub(crate) fn nacked(&mut self, delivery: &Delivery, sent: bool) {
+        self.acks_of(delivery).nacked(delivery.tag, sent);
+        self.drop_if_replaced(delivery.channel);
+    }
+
+    /// Whether each frame of the last [`take_acks`](Self::take_acks) for this channel was sent. Returns the jobs, each with that result.
+    pub(crate) fn acks_sent(&mut self, channel: ChannelId, sent: &[bool]) -> Vec<(Confirmed, bool)> {
+        let settled = self.acks.get_mut(&channel).map(|acks| acks.sent(sent)).unwrap_or_default();
+        self.drop_if_replaced(channel);
+        settled
+    }
+
+    /// Whether the channel belonged to a further queue that has a newer one. Channel 0 of a model is that of its own queues.
+    fn is_replaced(&self, channel: ChannelId) -> bool {
+        channel.number > 0 && self.newest.values().all(|newest| *newest != channel)
+    }
+
+    fn drop_if_replaced(&mut self, channel: ChannelId) {
+        if self.is_replaced(channel) && self.acks.get(&channel).is_some_and(|acks| acks.counts().0 == 0) {
+            self.acks.remove(&channel);
+        }
     }
 
     /// The acks that are due, of each channel that has some.

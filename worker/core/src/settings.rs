@@ -68,7 +68,7 @@ impl ExecutorFacts {
 
 /// Device bytes that a pass of a shape takes: exact, an upper bound, or [`UNKNOWN_BYTES`]. The figure is learned from passes, and changes
 /// only between events.
-pub type PassBytes = Arc<dyn Fn(PassShape) -> u64 + Send + Sync>;
+pub type PassBytesFn = Arc<dyn Fn(PassShape) -> u64 + Send + Sync>;
 
 /// A queue that a model's jobs come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,7 +111,7 @@ pub struct ModelFacts {
     pub executor: ExecutorIndex,
     /// The shape of its health probe.
     pub probe: PassShape,
-    pub pass_bytes: PassBytes,
+    pub pass_bytes: PassBytesFn,
 }
 
 impl fmt::Debug for ModelFacts {

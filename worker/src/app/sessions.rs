@@ -116,7 +116,7 @@ async fn open(
         context.board.set(Status::new(WorkerState::NoSession, "connecting to the broker"));
     }
     loop {
-        let body_max = event_loop.body_max();
+        let body_max = event_loop.context().body_max;
         let plan = SessionPlan {
             broker: &config.broker,
             worker: &config.name,

@@ -26,6 +26,7 @@ use crate::executor::Executor;
 use crate::executor::device_thread::DeviceThread;
 use crate::executor::process::ProcessExecutor;
 use crate::identity::Identity;
+use crate::limits_writer::LimitsWriter;
 use crate::model::Model;
 use crate::observability::http::{self, HttpState};
 use crate::observability::logs::Logs;
@@ -39,6 +40,9 @@ use crate::stores::Stores;
 
 /// RabbitMQ's default. AMQP cannot query the actual value.
 const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);
+
+/// How long the last save may take at the end of the worker. A disk takes milliseconds, a busy one up to some seconds.
+const LAST_SAVE_MAX: Duration = Duration::from_secs(5);
 
 /// What the worker shows of itself: heartbeats, health and metrics.
 struct Observability {
@@ -87,7 +91,7 @@ pub(super) fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, 
     // In a task, so that a panic becomes an exit code.
     let served = runtime.spawn(async move {
         let served = sessions::serve(&config, &mut event_loop, &mut signals).await;
-        event_loop.context().programs.save_off_the_runtime().await;
+        save_last(event_loop.context()).await;
         event_loop.context().programs.close().await;
         let exit = served?;
         let exit = if event_loop.core().wants_restart() { Exit::Restart } else { exit };
@@ -95,10 +99,15 @@ pub(super) fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, 
         meters.log_totals();
         finish(spans, exit).await
     });
-    let exit = runtime.block_on(served).map_err(|e| unusable(e.into()));
+    let exit = runtime.block_on(served).unwrap_or_else(|_| {
+        tracing::error!(
+            "the event loop panicked (see above): the worker ends, to be restarted; the broker delivers the unacknowledged jobs again"
+        );
+        Ok(Exit::Restart)
+    });
     // Nobody waits for stores any more: the jobs of these fetches and outputs are still at the broker.
     runtime.shutdown_background();
-    exit?
+    exit
 }
 
 fn unusable(error: anyhow::Error) -> Exit {
@@ -229,7 +238,8 @@ fn event_loop(
         aux_state: Arc::default(),
         consumer_timeouts: ConsumerTimeouts::new(config.broker.queue_type),
         silent_queues: SilentQueues::default(),
-        state_file,
+        limits_writer: LimitsWriter::start(state_file),
+        body_max: usize::MAX,
     };
     Ok(EventLoop::new(core, context))
 }
@@ -271,6 +281,22 @@ fn settings(config: &Config, opened: &Opened, executors: &[Box<dyn Executor>]) -
         executors: executors.iter().map(|executor| executor.facts()).collect(),
         started_at: Instant::now(),
         seed: uuid::Uuid::new_v4().as_u64_pair().0,
+    }
+}
+
+/// Writes down what was learned last, unless the disk does not answer.
+async fn save_last(context: &WorkerContext) {
+    let saved = async {
+        // One after the other: both are in one file.
+        context.limits_writer.finish().await;
+        context.programs.save_off_the_runtime().await;
+    };
+    if tokio::time::timeout(LAST_SAVE_MAX, saved).await.is_err() {
+        let seconds = LAST_SAVE_MAX.as_secs();
+        tracing::warn!(
+            seconds,
+            "the folder of worker.state does not answer: what was learned last is not saved"
+        );
     }
 }
 

@@ -161,7 +161,7 @@ impl FirstReplies {
     }
 
     /// Waits until a caller may have a channel; `None` if the connection allows no more.
-    async fn channel(&self, caller: String) -> Result<Option<OwnChannel>, UnknownOutcome> {
+    async fn channel(&self, caller: String) -> Result<Option<MessageChannel>, UnknownOutcome> {
         let permit = self.shared.shares.permit(&caller).await;
         let idle = self.shared.channels().idle.pop();
         let publisher = match idle {
@@ -169,7 +169,7 @@ impl FirstReplies {
             None => self.open().await?,
         };
         let shared = Arc::clone(&self.shared);
-        Ok(publisher.map(|publisher| OwnChannel { shared, publisher, permit: Some(permit) }))
+        Ok(publisher.map(|publisher| MessageChannel { shared, publisher, permit: Some(permit) }))
     }
 
     async fn open(&self) -> lapin::Result<Option<ConfirmedPublisher>> {
@@ -231,14 +231,14 @@ impl FirstReplies {
 
 /// A channel for one message at a time, with its permit. Dropped without the outcome of its message, it is closed: the message could hold
 /// up the next one.
-struct OwnChannel {
+struct MessageChannel {
     shared: Arc<Shared>,
     publisher: ConfirmedPublisher,
     /// `None` when the channel was put back.
     permit: Option<Permit>,
 }
 
-impl OwnChannel {
+impl MessageChannel {
     /// Its message has its outcome: the channel may carry another one.
     fn put_back(mut self) {
         let since = self.shared.second();
@@ -247,7 +247,7 @@ impl OwnChannel {
     }
 }
 
-impl Drop for OwnChannel {
+impl Drop for MessageChannel {
     fn drop(&mut self) {
         if let Some(permit) = self.permit.take() {
             self.shared.close(self.publisher.clone(), Some(permit));

@@ -55,7 +55,7 @@ pub type Events = BoxStream<'static, (Side, Option<Event>)>;
 /// An open session.
 pub struct Session {
     consuming: Arc<Connection>,
-    /// Whom that connection leads to.
+    /// The broker host of the consuming connection.
     host: BrokerHost,
     publishing: Arc<Connection>,
     broker: BrokerConfig,

@@ -79,7 +79,8 @@ fn advice(code: u16) -> &'static str {
         }
         405 => "It is exclusive to another connection: close that one, or choose another name",
         _ => {
-            "Delete it if it is empty, set [broker] to what it is, or set declare = false to take the broker's queues as they are"
+            "Move what it holds and replace it (docs/upgrading.md), set [broker] to what it is, or set declare = false to take the broker's \
+             queues as they are"
         }
     }
 }
@@ -379,7 +380,7 @@ mod tests {
             (AMQPSoftError::ACCESSREFUSED, "permission"),
             (AMQPSoftError::NOTFOUND, "declare it"),
             (AMQPSoftError::RESOURCELOCKED, "exclusive"),
-            (AMQPSoftError::PRECONDITIONFAILED, "Delete it if it is empty"),
+            (AMQPSoftError::PRECONDITIONFAILED, "replace it"),
         ];
         for (kind, advice) in table {
             let text = told(kind.into());

@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use vramq_amqp::{Overrides, Vocabulary};
 use vramq_program::{
     BrokerOptions, Completions, LogFormat, Manual, completions_help, log_filter, manual_help, read_text,
+    variables,
 };
 
 use super::{Config, ConfigFault, Gpu, Invalid};
@@ -56,7 +57,7 @@ Exit codes:
     Doctor {
         #[command(flatten)]
         options: Options,
-        /// As JSON rather than a table.
+        /// Print JSON instead of tables.
         #[arg(long)]
         json: bool,
     },
@@ -100,6 +101,7 @@ pub struct Options {
     /// What to log: a level, or directives as in `info,lapin=debug`.
     #[arg(long, env = "VRAMQ_LOG", default_value = "info", value_name = "FILTER", value_parser = log_filter)]
     pub log: String,
+    /// Text, or one JSON object a line.
     #[arg(long, env = "VRAMQ_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
     /// Which of several GPUs. The process that runs a worker on each GPU sets this.
@@ -134,17 +136,9 @@ impl Options {
         }
     }
 
-    /// The variables of the flags.
-    fn variables() -> Vec<String> {
-        let command = Self::augment_args(clap::Command::new(""));
-        let variables =
-            command.get_arguments().filter_map(|flag| flag.get_env()?.to_str().map(str::to_owned));
-        variables.collect()
-    }
-
     fn overrides(&self) -> Overrides {
         let vocabulary = Vocabulary {
-            variables: Self::variables(),
+            variables: variables(&Self::augment_args(clap::Command::new(""))),
             prefix: ENVIRONMENT_PREFIX.to_owned(),
             keys: super::keys(),
         };
@@ -174,39 +168,19 @@ fn folder_of(file: &Path) -> &Path {
 
 #[cfg(test)]
 mod tests {
+    use vramq_testkit::keys_of_page::keys_of_page;
+
     use super::*;
     use crate::config::EngineConfig;
-
-    /// The other programs leave these alone.
-    #[test]
-    fn every_variable_is_in_the_list_of_all_programs() {
-        let variables = Options::variables();
-        assert!(!variables.is_empty());
-        let unlisted: Vec<_> = variables.iter().filter(|name| !vramq_amqp::is_read(name)).collect();
-        assert!(unlisted.is_empty(), "{unlisted:?}");
-    }
 
     /// A key that the reader knows and the page does not, or the other way round, would not be recognised in a misspelt variable.
     #[test]
     fn the_keys_of_the_page_are_known() {
-        let page = include_str!("../../../docs/configuration.md");
+        let of_page = keys_of_page(include_str!("../../../docs/configuration.md"));
         let known = crate::config::keys();
-        let mut table = String::new();
-        let mut seen = 0;
-        for line in page.lines().skip_while(|line| !line.starts_with("```toml")).skip(1) {
-            let line = line.strip_prefix("# ").unwrap_or(line);
-            if line.starts_with("```") {
-                break;
-            }
-            if let Some((name, _)) = line.strip_prefix('[').and_then(|line| line.split_once(']')) {
-                table = name.replace("model.minilm", "model.NAME").replace("store.in", "store.NAME");
-            } else if let Some((key, _)) = line.split_once(" = ").filter(|(key, _)| !key.contains(' ')) {
-                let key = format!("{table}.{key}");
-                assert!(known.contains(&key), "{key} is not in {known:?}");
-                seen += 1;
-            }
-        }
-        assert!(seen > 50, "{seen} keys");
+        let unknown: Vec<_> = of_page.iter().filter(|key| !known.contains(*key)).collect();
+        assert!(unknown.is_empty(), "{unknown:?} are not in {known:?}");
+        assert!(of_page.len() > 50, "{of_page:?}");
     }
 
     #[test]

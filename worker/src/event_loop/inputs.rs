@@ -243,7 +243,7 @@ impl EventLoop {
         }
         if let Some(bytes) = message_size_max(error) {
             tracing::warn!(bytes, "learned the broker's max_message_size: larger jobs are dead-lettered");
-            self.body_max = bytes;
+            self.context.body_max = bytes;
         }
         self.apply(Event::SessionFailed(format!("{what}: {error}")));
     }

@@ -56,8 +56,6 @@ pub struct EventLoop {
     ready: VecDeque<Event>,
     completions: mpsc::Sender<Completion>,
     completed: mpsc::Receiver<Completion>,
-    /// The largest body that the broker accepts, as far as it has revealed that.
-    body_max: usize,
     /// Inputs that were handled since passes were last started.
     burst: usize,
 }
@@ -81,7 +79,6 @@ impl EventLoop {
             ready: VecDeque::new(),
             completions,
             completed,
-            body_max: usize::MAX,
             burst: 0,
         }
     }
@@ -92,11 +89,6 @@ impl EventLoop {
 
     pub fn context(&self) -> &WorkerContext {
         &self.context
-    }
-
-    /// The largest body that the broker accepts, as far as it has revealed that.
-    pub fn body_max(&self) -> usize {
-        self.body_max
     }
 
     /// Serves jobs until the session is lost or a drain ends; closes it.

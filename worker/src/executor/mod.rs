@@ -15,6 +15,8 @@ use vramq_core::ids::PassId;
 use vramq_core::settings::ExecutorFacts;
 use vramq_schemas::Output;
 
+use crate::device::Device;
+use crate::device::lock::DeviceLockGuard;
 use crate::engine::Item;
 use crate::failpoint;
 use crate::model::Model;
@@ -77,6 +79,23 @@ impl CompletedPass {
 
 /// Receives the end of a pass from the executor. Must not block for long.
 pub type OnEnd = Box<dyn FnOnce(CompletedPass) + Send>;
+
+/// Waits for the device lock. The wait may take as long as a pass of another process.
+///
+/// # Errors
+/// The result of a pass that must not begin: it was cancelled, or the lock fails, for which no job is to blame.
+async fn enter(
+    device: &dyn Device,
+    pass: &PassOrder,
+    cancelled: impl Future<Output = ()>,
+) -> Result<DeviceLockGuard, PassResult> {
+    let lost = |error| PassResult::DeviceLostBefore(format!("wait for the device: {error}"));
+    tokio::select! {
+        biased;
+        () = cancelled => Err(PassResult::Skipped),
+        guard = device.lock().enter(pass.exclusive) => guard.map_err(lost),
+    }
+}
 
 /// The end of a pass whose executor panicked. It counts as failed, so that its jobs end and its permit is returned.
 fn panicked(who: &str, panic: &(dyn Any + Send)) -> PassError {

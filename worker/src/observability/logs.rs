@@ -8,7 +8,7 @@ use tracing_subscriber::filter::{ParseError, filter_fn};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
-use vramq_program::{LogFormat, log_filter};
+use vramq_program::{LogFormat, log_filter, log_panics};
 
 use crate::config::Gpu;
 
@@ -27,7 +27,7 @@ pub enum LogsError {
     Gone(#[from] reload::Error),
 }
 
-/// Starts logging to standard error. With several processes, lines name their GPU.
+/// Starts logging to standard error, panics included. With several processes, lines name their GPU.
 ///
 /// # Errors
 /// The filter cannot be read.
@@ -46,6 +46,7 @@ pub fn init(directives: &str, format: LogFormat, gpu: Option<&Gpu>) -> Result<Lo
     let lines = lines.with_filter(filter_fn(|metadata| !tells_passwords(metadata)));
     let (filter, handle) = reload::Layer::new(filter(directives)?);
     tracing_subscriber::registry().with(filter).with(lines).init();
+    log_panics();
     Ok(Logs(handle))
 }
 

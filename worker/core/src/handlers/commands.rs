@@ -5,6 +5,7 @@ use vramq_schemas::{JobHeaders, Reason};
 
 use crate::Core;
 use crate::action::{Action, Answer};
+use crate::disposition::JobOutcome;
 use crate::ids::{JobKey, RequestId};
 use crate::jobs::{Running, StopReason};
 use crate::rejection::Rejection;
@@ -134,11 +135,8 @@ impl Core {
         let Some(running) = self.jobs.running(job) else { return };
         let id = running.received.delivery.id.clone();
         let headers = JobHeaders { items_done: running.items_done(), ..running.headers.clone() };
-        self.dead_letter(
-            job,
-            Some(headers),
-            Rejection::new(Reason::Cancelled, "an operator cancelled the job"),
-        );
+        let rejection = Rejection::new(Reason::Cancelled, "an operator cancelled the job");
+        self.dead_letter(job, JobOutcome::dead_letter(headers, rejection));
         if !self.jobs.running_where(|_, job| job.received.delivery.id == id).is_empty() {
             return;
         }

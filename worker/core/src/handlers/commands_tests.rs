@@ -5,6 +5,7 @@ use vramq_schemas::{JobHeaders, Reason};
 
 use super::test_worker::{CHANNEL, Worker};
 use crate::action::{Action, Answer, Publication, SessionEnd};
+use crate::device::PassError;
 use crate::event::{Delivery, Event, PassResult, PublicationOutcome};
 use crate::ids::{JobKey, RequestId};
 
@@ -23,6 +24,17 @@ fn answers(actions: &[Action]) -> Vec<(u64, Answer, &str, bool)> {
         _ => None,
     });
     answers.collect()
+}
+
+/// The dead letters, each with its reason.
+fn dead_letters(actions: &[Action]) -> Vec<(JobKey, Reason)> {
+    let letters = actions.iter().filter_map(|action| match action {
+        Action::Publish { job, publication: Publication::DeadLetter { rejection, .. } } => {
+            Some((*job, rejection.reason))
+        }
+        _ => None,
+    });
+    letters.collect()
 }
 
 fn cancel(job: &str) -> Command {
@@ -114,13 +126,7 @@ fn a_cancelled_job_becomes_a_dead_letter_and_the_operator_hears_of_each_step() {
         (2, Answer::Stopped, "the job is stopped: no pass of it waits or runs", false),
     ];
     assert_eq!(answers(&cancelled), expected);
-    let is_dead_letter = |action: &Action| {
-        let Action::Publish { job, publication: Publication::DeadLetter { rejection, .. } } = action else {
-            return false;
-        };
-        *job == JobKey(1) && rejection.reason == Reason::Cancelled
-    };
-    assert!(cancelled.iter().any(is_dead_letter), "{cancelled:?}");
+    assert_eq!(dead_letters(&cancelled), [(JobKey(1), Reason::Cancelled)]);
     assert!(worker.passes().is_empty());
 
     let noticed = worker.apply(Event::Published { job: JobKey(1), outcome: CONFIRMED });
@@ -163,6 +169,26 @@ fn a_cancellation_is_stopped_when_the_last_job_of_the_id_is() {
     let requested = "the worker holds the job, and will stop it";
     assert_eq!(answers(&cancelled), [(1, Answer::Requested, requested, false)], "one is in a pass");
     let ended = worker.ends(&pass, PassResult::Cancelled, vec![None]);
+    let stopped = "the job is stopped: no pass of it waits or runs";
+    assert_eq!(answers(&ended), [(1, Answer::Stopped, stopped, false)]);
+}
+
+/// One of its passes has failed and waits for a health probe, and its first part is on its way.
+#[test]
+fn a_job_whose_failed_pass_waits_for_a_probe_ends_as_cancelled() {
+    const LARGE: usize = 2 * 1024 * 1024;
+    let mut worker = Worker::on_device();
+    worker.job(1, 16, worker.source(), JobHeaders::default());
+    let passes = worker.passes();
+    worker.ends(&passes[0], PassResult::Done, vec![Some(LARGE); 8]);
+    let failed = PassResult::Failed(PassError::Failed("the engine cannot run this".to_owned()));
+    worker.ends(&passes[1], failed, vec![None; 8]);
+    let probe = worker.pass();
+    assert!(probe.items.is_empty(), "{probe:?}");
+    worker.command(1, cancel("1"));
+    assert!(dead_letters(&worker.ends(&probe, PassResult::Done, Vec::new())).is_empty(), "the part is first");
+    let ended = worker.apply(Event::Published { job: JobKey(1), outcome: CONFIRMED });
+    assert_eq!(dead_letters(&ended), [(JobKey(1), Reason::Cancelled)]);
     let stopped = "the job is stopped: no pass of it waits or runs";
     assert_eq!(answers(&ended), [(1, Answer::Stopped, stopped, false)]);
 }

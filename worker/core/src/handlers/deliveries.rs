@@ -162,7 +162,7 @@ impl Core {
                     crashes,
                     "workers were lost while they held the job: it will run in isolation"
                 );
-                JobOutcome::requeue(headers, Route::Quarantine, Cause::Suspect)
+                JobOutcome::requeue(headers, Route::Quarantine, Cause::Quarantine)
             }
             RedeliveryDecision::Count(_) | RedeliveryDecision::Run(_) | RedeliveryDecision::RunAlone(_) => {
                 tracing::info!(
@@ -196,7 +196,10 @@ impl Core {
                 self.settle(received.settle(outcome, self.now.at));
             }
             Err(rejection) => {
-                let outcome = JobOutcome::DeadLetter { headers: None, rejection };
+                let outcome = match &received.delivery.headers {
+                    Some(_) => JobOutcome::dead_letter_unrun(received.reached(), rejection),
+                    None => JobOutcome::DeadLetter { headers: None, rejection },
+                };
                 self.settle(received.settle(outcome, self.now.at));
             }
         }

@@ -117,3 +117,37 @@ fn a_job_that_is_done_and_whose_ack_was_not_sent_is_not_run_again() {
         assert_eq!(is_read, is_run, "{actions:?}");
     }
 }
+
+/// An operator who reads the dead letter sees that a worker was lost with the job.
+#[test]
+fn a_dead_letter_of_a_job_that_did_not_run_keeps_the_crash_that_the_broker_counted() {
+    let returned = |worker: &mut Worker, key| {
+        let delivery = Delivery {
+            redelivered: true,
+            delivery_count: Some(1),
+            expires_at_ms: worker.expires_at_ms,
+            ..Worker::delivery(key, worker.source(), JobHeaders::default())
+        };
+        worker.apply(Event::Delivered(Box::new(delivery)));
+    };
+    let mut worker = Worker::new();
+    worker.expires_at_ms = Some(worker.unix_ms + 1000);
+    returned(&mut worker, 1);
+    let rejected = Err(Rejection::new(Reason::InvalidInput, "no such input"));
+    let actions = worker.apply(Event::Decoded { job: JobKey(1), result: rejected });
+    let letter = dead_letter(&actions).map(|(reason, _, crashes)| (reason, crashes));
+    assert_eq!(letter, Some((Reason::InvalidInput, Some(1))), "{actions:?}");
+    // It expires while it waits for a pass.
+    returned(&mut worker, 2);
+    worker.decoded(2, 1);
+    worker.now += Duration::from_secs(2);
+    let actions = worker.apply(Event::Idle);
+    let letter = dead_letter(&actions).map(|(reason, _, crashes)| (reason, crashes));
+    assert_eq!(letter, Some((Reason::Expired, Some(1))), "{actions:?}");
+    // Nothing is known of a job whose headers cannot be read.
+    let unread = Delivery { headers: None, ..Worker::delivery(3, worker.source(), JobHeaders::default()) };
+    worker.apply(Event::Delivered(Box::new(unread)));
+    let rejected = Err(Rejection::new(Reason::Malformed, "no headers"));
+    let actions = worker.apply(Event::Decoded { job: JobKey(3), result: rejected });
+    assert_eq!(dead_letter(&actions).map(|(_, _, crashes)| crashes), Some(None), "{actions:?}");
+}

@@ -76,7 +76,7 @@ impl Core {
 
     /// Requeues a job as soon as the passes that it is in have ended.
     pub(crate) fn requeue_unfinished(&mut self, job: JobKey) {
-        self.requeue_because(job, Cause::HandedOver);
+        self.requeue_because(job, Cause::Unfinished);
     }
 
     /// The same, with another cause.

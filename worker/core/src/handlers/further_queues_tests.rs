@@ -165,14 +165,22 @@ fn a_drain_does_not_wait_for_consumers_of_a_channel_that_is_closed() {
     assert!(!is_looked_for(&wait(&mut worker)));
 }
 
-/// A job of one item runs and is answered; its ack is sent.
+/// A job of one item comes by this channel, runs and is answered; its ack is sent.
 fn ack(worker: &mut Worker, key: u64, channel: ChannelId) -> Vec<(ChannelId, u64)> {
+    arrives_by(worker, key, channel);
+    end(worker, key)
+}
+
+fn arrives_by(worker: &mut Worker, key: u64, channel: ChannelId) {
     let delivery = crate::event::Delivery {
         channel,
         tag: crate::ids::DeliveryTag(1),
         ..Worker::delivery(key, worker.source_of(FURTHER), JobHeaders::default())
     };
     worker.apply(Event::Delivered(Box::new(delivery)));
+}
+
+fn end(worker: &mut Worker, key: u64) -> Vec<(ChannelId, u64)> {
     worker.decoded(key, 1);
     let order = worker.pass();
     worker.ends(&order, PassResult::Done, vec![Some(1)]);
@@ -197,6 +205,31 @@ fn acks_are_for_the_channel_that_the_delivery_came_by() {
     assert_eq!(ack(&mut worker, 2, channel(2)), [(channel(2), 1)]);
     worker.apply(Event::AcksSent { channel: channel(2), sent: vec![true] });
     assert_eq!(worker.unacked(), 0);
+}
+
+/// A queue may be deleted and declared again for as long as the session lasts.
+#[test]
+fn a_channel_that_a_newer_one_replaced_is_forgotten_with_its_last_ack() {
+    let mut worker = worker();
+    let channel = |number| ChannelId { number, ..CHANNEL };
+    for number in 1..20 {
+        ack(&mut worker, number.into(), channel(number));
+        worker.apply(Event::AcksSent { channel: channel(number), sent: vec![number % 2 == 0] });
+        worker.apply(lost());
+        worker.apply(looked_for(Ok(())));
+    }
+    let channels = |worker: &Worker| worker.size_of("channels");
+    assert_eq!(channels(&worker), 1, "that of the queue");
+    // A job of an old channel ends after the newer channel has delivered.
+    arrives_by(&mut worker, 100, channel(20));
+    worker.apply(lost());
+    worker.apply(looked_for(Ok(())));
+    ack(&mut worker, 101, channel(21));
+    worker.apply(Event::AcksSent { channel: channel(21), sent: vec![true] });
+    end(&mut worker, 100);
+    assert_eq!(channels(&worker), 2, "an ack is due for the old one");
+    worker.apply(Event::AcksSent { channel: channel(20), sent: vec![true] });
+    assert_eq!((channels(&worker), worker.unacked()), (1, 0));
 }
 
 #[test]

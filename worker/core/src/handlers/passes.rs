@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use vramq_schemas::Reason;
+use vramq_schemas::{JobHeaders, Reason};
 
 use crate::Core;
 use crate::action::Action;
@@ -37,8 +37,8 @@ impl Core {
         self.scheduler.set_doubtful(!self.health.is_well());
         self.scheduler.begin_round();
         while let Some((turn, job)) = self.scheduler.next_turn(&self.models, self.now.at) {
-            if self.has_expired(job) {
-                self.dead_letter(job, None, Rejection::expired());
+            if let Some(headers) = self.headers_of_expired(job) {
+                self.dead_letter(job, JobOutcome::dead_letter_unrun(headers, Rejection::expired()));
                 continue;
             }
             let (model, budget_max) = (&self.models[turn.model.0], self.budget_max());
@@ -51,11 +51,11 @@ impl Core {
         self.was_blocked(lasted);
     }
 
-    /// Whether a job has not started and its expiration has passed.
-    fn has_expired(&self, job: JobKey) -> bool {
-        let expired =
-            self.jobs.running(job).map(|job| !job.has_started() && job.received.is_expired(self.now.at));
-        expired.unwrap_or(false)
+    /// The headers of a job that has not started and whose expiration has passed; `None` for others.
+    fn headers_of_expired(&self, job: JobKey) -> Option<JobHeaders> {
+        let running = self.jobs.running(job)?;
+        let is_expired = !running.has_started() && running.received.is_expired(self.now.at);
+        is_expired.then(|| running.headers.clone())
     }
 
     fn was_blocked(&mut self, lasted: Option<Duration>) {

@@ -13,7 +13,7 @@ use crate::rejection::Rejection;
 
 /// When fewer prepared items of a job wait than fill this many passes, items for as many more passes are prepared. The device's thread has
 /// two more passes queued, so the executor waits only if preparation is slower than running.
-const PASSES_AHEAD: usize = 4;
+const PASSES_PREPARED: usize = 4;
 
 impl Core {
     /// The cost up to which items are prepared when a job is read: enough to decide whether the job is large.
@@ -25,7 +25,7 @@ impl Core {
     pub(crate) fn prepare_more(&mut self, job: JobKey) {
         let Some(running) = self.jobs.running(job).filter(|running| running.wants_items()) else { return };
         let model = running.received.delivery.model;
-        let cost = self.models[model.0].pass_cost_max.saturating_mul(PASSES_AHEAD);
+        let cost = self.models[model.0].pass_cost_max.saturating_mul(PASSES_PREPARED);
         if self.scheduler.waiting_cost(model, job) >= cost || self.health.is_pending(job) {
             return;
         }

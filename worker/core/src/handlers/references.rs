@@ -92,7 +92,7 @@ impl Core {
     pub(crate) fn requeue_fetching(&mut self) {
         for job in self.jobs.fetching_where(|received| self.may_requeue_unfinished(received.delivery.model)) {
             let Some(received) = self.jobs.take_received(job) else { continue };
-            let outcome = JobOutcome::unfinished(received.reached(), Cause::HandedOver);
+            let outcome = JobOutcome::unfinished(received.reached(), Cause::Unfinished);
             self.settle(received.settle(outcome, self.now.at));
         }
     }

@@ -76,8 +76,8 @@ impl Core {
     /// ended; otherwise their outputs would be lost and computed again.
     pub(crate) fn conclude_when_idle(&mut self, job: JobKey, outcome: JobOutcome) {
         if let Some(running) = self.jobs.running_mut(job) {
-            // A withdrawn job ends as withdrawn, whatever else happens.
-            if !running.is_withdrawn() {
+            // A cancelled or withdrawn job ends as such, whatever else happens.
+            if !running.is_given_up() {
                 running.set_decision(Some(outcome));
             }
             self.advance(job);
@@ -98,10 +98,9 @@ impl Core {
     }
 
     /// Ends a running job as a dead letter, without publishing more results. Its items may still wait or run.
-    pub(crate) fn dead_letter(&mut self, job: JobKey, headers: Option<JobHeaders>, rejection: Rejection) {
+    pub(crate) fn dead_letter(&mut self, job: JobKey, outcome: JobOutcome) {
         let Some(running) = self.jobs.take_running(job) else { return };
         self.scheduler.remove(running.received.delivery.model, job);
-        let outcome = JobOutcome::DeadLetter { headers: headers.map(Box::new), rejection };
         self.settle(running.settle_without_results(outcome, self.now.at));
     }
 
@@ -152,9 +151,9 @@ impl Core {
                 let Some(settling) = self.jobs.take_settling(job) else { return };
                 let confirmed = settling.confirmed(proof);
                 let ended = confirmed.ended();
-                let Delivery { channel, tag, fingerprint, .. } = ended.received.delivery;
+                let Delivery { tag, fingerprint, .. } = ended.received.delivery;
                 self.redelivery.remember_end(fingerprint, ended.end, self.now.at);
-                self.session.acks_mut(channel).add(tag, confirmed);
+                self.session.acks_of(&ended.received.delivery).add(tag, confirmed);
             }
         }
     }
@@ -289,7 +288,7 @@ impl Core {
         let headers = JobHeaders { items_done: run.offset, ..running.headers.clone() };
         let rejection = undeliverable(outcome);
         if let PublicationOutcome::Cut { .. } = outcome {
-            return self.dead_letter(job, Some(headers), rejection);
+            return self.dead_letter(job, JobOutcome::dead_letter(headers, rejection));
         }
         let Some(running) = self.jobs.take_running(job) else { return };
         self.scheduler.remove(running.received.delivery.model, job);
@@ -326,7 +325,7 @@ impl Core {
         let ended = settling.nacked();
         let delivery = &ended.received.delivery;
         self.redelivery.remember_end(delivery.fingerprint, ended.end, self.now.at);
-        self.session.acks_mut(delivery.channel).nacked(delivery.tag, sent);
+        self.session.nacked(delivery, sent);
         self.end_job(&ended, sent);
         self.adjust_consumers();
     }
@@ -339,7 +338,7 @@ impl Core {
     }
 
     pub(crate) fn acks_sent(&mut self, channel: ChannelId, sent: &[bool]) {
-        for (confirmed, acked) in self.session.acks_mut(channel).sent(sent) {
+        for (confirmed, acked) in self.session.acks_sent(channel, sent) {
             self.end_job(&confirmed.into_ended(), acked);
         }
         self.adjust_consumers();

@@ -320,6 +320,11 @@ impl Worker {
         self.core.unacked()
     }
 
+    /// How many entries a collection of the core has.
+    pub(super) fn size_of(&self, what: &str) -> usize {
+        self.core.sizes().find(|size| size.what == what).expect("a collection of this name").entries
+    }
+
     pub(super) fn status(&self) -> Status {
         self.core.status()
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use vramq_schemas::Reason;
 
 use crate::Core;
+use crate::disposition::JobOutcome;
 use crate::event::{OnDevice, Reading};
 use crate::handlers::health::Blame;
 use crate::ids::JobKey;
@@ -63,7 +64,8 @@ impl Core {
         };
         if pass.is_of_one() && !running.has_progress() {
             let (headers, limit) = (running.headers.clone(), self.time_limits.job());
-            self.dead_letter(job, Some(headers), Rejection::new(Reason::TimedOut, timed_out(limit)));
+            let rejection = Rejection::new(Reason::TimedOut, timed_out(limit));
+            self.dead_letter(job, JobOutcome::dead_letter(headers, rejection));
         } else {
             // Only a job that is alone in the pass and has finished nothing is known to be the cause.
             self.count_crash(job);

@@ -220,13 +220,10 @@ impl JobTable {
     }
 
     pub(crate) fn take_received(&mut self, key: JobKey) -> Option<Received> {
-        match self.0.remove(&key)? {
-            Job::Received(received) => Some(*received),
-            other => {
-                self.insert(other);
-                None
-            }
-        }
+        self.take_if(key, |job| match job {
+            Job::Received(received) => Ok(*received),
+            other => Err(other),
+        })
     }
 
     /// Given so many unacknowledged ones.
@@ -235,23 +232,22 @@ impl JobTable {
     }
 
     pub(crate) fn take_running(&mut self, key: JobKey) -> Option<Running> {
-        match self.0.remove(&key)? {
-            Job::Running(running) => Some(*running),
-            other => {
-                self.insert(other);
-                None
-            }
-        }
+        self.take_if(key, |job| match job {
+            Job::Running(running) => Ok(*running),
+            other => Err(other),
+        })
     }
 
     pub(crate) fn take_settling(&mut self, key: JobKey) -> Option<Settling> {
-        match self.0.remove(&key)? {
-            Job::Settling(settling) => Some(*settling),
-            other => {
-                self.insert(other);
-                None
-            }
-        }
+        self.take_if(key, |job| match job {
+            Job::Settling(settling) => Ok(*settling),
+            other => Err(other),
+        })
+    }
+
+    /// Removes a job if it is at the stage that `stage` returns. `Err` puts the job back.
+    fn take_if<T>(&mut self, key: JobKey, stage: impl FnOnce(Job) -> Result<T, Job>) -> Option<T> {
+        stage(self.0.remove(&key)?).map_err(|job| self.insert(job)).ok()
     }
 
     /// The jobs whose items wait or run, in the order of their delivery.

@@ -2,11 +2,15 @@
 //! job's headers and progress.
 
 mod ending;
+mod passes;
+mod preparation;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 pub(super) use ending::back_to;
+use passes::Passes;
+use preparation::Preparation;
 use vramq_schemas::{Attempt, JobHeaders};
 
 use super::progress::{FinishedItems, Progress, ReplyExcess};
@@ -57,25 +61,16 @@ pub(crate) struct Running {
     pub(crate) received: Received,
     pub(crate) headers: JobHeaders,
     progress: Progress,
-    first_pass_at: Option<Instant>,
-    /// Its share of the passes here that ended well, if it is from the queue of large jobs.
-    device_time: Duration,
+    preparation: Preparation,
+    passes: Passes,
     /// When the last part was made.
     part_at: Instant,
-    /// How many passes with items of the job have fitted.
-    fitted: u32,
     /// The most items of the job in a pass, after the disk had no room for more.
     items_max: Option<u32>,
     /// Whether it shares no pass with other jobs: because of crashes, or because a shared pass failed.
     is_isolated: bool,
     /// A health probe succeeded since the job was read.
     device_was_well: bool,
-    /// Passes in flight with items of the job.
-    passes: usize,
-    /// Index of the first item that is not prepared; the number of items if all are.
-    next_unprepared: u32,
-    /// The next items are being prepared.
-    is_preparing: bool,
     stop_reason: Option<StopReason>,
     /// One part is published at a time. The end of the job waits for it.
     part: Option<PartInFlight>,
@@ -87,22 +82,18 @@ impl Running {
     pub(super) fn new(received: Received, decoded: DecodedJob, reply_max: u64) -> Self {
         let headers = received.reached();
         let progress = Progress::new(decoded.items_total, headers.items_done, reply_max);
-        let next_unprepared = headers.items_done.saturating_add(count(decoded.costs.len()));
+        let preparation = Preparation::new(decoded.items_total, headers.items_done, decoded.costs.len());
         let (part_at, is_isolated) = (received.at, received.runs_alone());
         Self {
             received,
             headers,
             progress,
-            first_pass_at: None,
-            device_time: Duration::ZERO,
+            preparation,
+            passes: Passes::default(),
             part_at,
-            fitted: 0,
             items_max: None,
             is_isolated,
             device_was_well: false,
-            passes: 0,
-            next_unprepared,
-            is_preparing: false,
             stop_reason: None,
             part: None,
             decision: None,
@@ -136,12 +127,12 @@ impl Running {
 
     /// Whether items of the job are still to be prepared.
     pub(crate) fn has_unprepared(&self) -> bool {
-        self.next_unprepared < self.progress.items_total()
+        self.preparation.has_more()
     }
 
     /// Whether more items are wanted: there are more, none are being prepared, and the job goes on here.
     pub(crate) fn wants_items(&self) -> bool {
-        self.has_unprepared() && !self.is_preparing && self.goes_on()
+        self.preparation.may_start() && self.goes_on()
     }
 
     /// Whether the job takes part in further passes here.
@@ -150,43 +141,39 @@ impl Running {
     }
 
     pub(crate) fn start_preparing(&mut self) {
-        self.is_preparing = true;
+        self.preparation.start();
     }
 
     /// Records that `items` more are prepared. Returns the index of the first of them.
     pub(crate) fn prepared(&mut self, items: usize) -> u32 {
-        let first = self.next_unprepared;
-        self.next_unprepared = first.saturating_add(count(items)).min(self.progress.items_total());
-        self.is_preparing = false;
-        first
+        self.preparation.end(items)
     }
 
     pub(crate) fn has_started(&self) -> bool {
-        self.first_pass_at.is_some()
+        self.passes.first_at().is_some()
     }
 
     /// Records that a pass with items of the job was made. For the first such pass, returns how long the job had waited.
     pub(crate) fn enter_pass(&mut self, now: Instant) -> Option<Duration> {
-        self.passes += 1;
-        if self.has_started() {
+        if !self.passes.enter(now) {
             return None;
         }
-        (self.first_pass_at, self.part_at) = (Some(now), now);
+        self.part_at = now;
         Some(self.received.waited(now))
     }
 
     /// Records that a pass with items of the job has ended.
     pub(crate) fn leave_pass(&mut self) {
-        self.passes = self.passes.saturating_sub(1);
+        self.passes.leave();
     }
 
     /// Stops waiting for passes that run.
     pub(crate) fn forget_passes(&mut self) {
-        self.passes = 0;
+        self.passes.forget();
     }
 
     pub(crate) fn is_in_a_pass(&self) -> bool {
-        self.passes > 0
+        self.passes.are_in_flight()
     }
 
     pub(crate) fn is_of_bulk(&self) -> bool {
@@ -194,17 +181,17 @@ impl Running {
     }
 
     pub(crate) fn add_device_time(&mut self, time: Duration) {
-        self.device_time += time;
+        self.passes.add_device_time(time);
     }
 
     pub(crate) fn device_time(&self) -> Duration {
-        self.device_time
+        self.passes.device_time()
     }
 
     /// A pass with so many items of the job fitted. A lowered batch hint may grow back.
     pub(crate) fn grow_hint(&mut self, items: u32) {
-        self.fitted += 1;
-        self.headers.fitted(items, self.fitted);
+        let passes = self.passes.fitted();
+        self.headers.fitted(items, passes);
     }
 
     pub(crate) fn isolate(&mut self) {
@@ -262,7 +249,7 @@ impl Running {
     fn take_run(&mut self, now: Instant) -> Option<Run> {
         let FinishedItems { offset, items, bytes } = self.progress.take_ready();
         let is_last = self.progress.is_empty();
-        let first_pass_at = self.first_pass_at.unwrap_or(self.received.at);
+        let first_pass_at = self.passes.first_at().unwrap_or(self.received.at);
         self.part_at = now;
         (items > 0 || is_last).then(|| Run {
             offset,
@@ -377,9 +364,4 @@ impl Running {
         }
         disposition::count_crash(&mut self.headers, incident);
     }
-}
-
-/// Converts a number of items; it always fits.
-fn count(items: usize) -> u32 {
-    u32::try_from(items).unwrap_or(u32::MAX)
 }

@@ -15,7 +15,7 @@ use std::num::NonZeroU32;
 
 use super::draft::{Caller, Draft, Forming, PassLimits, Waiting};
 use super::fair_queue::FairQueue;
-use super::flow::{JobClass, Place, Position};
+use super::flow::{JobClass, Placement, Position};
 use crate::device::PassShape;
 use crate::ids::{ItemIndex, JobKey, QueueIndex};
 
@@ -100,8 +100,8 @@ impl Batcher {
         let quantum = self.quantum();
         let is_small = !job.more && job.cost() <= quantum;
         let class = if is_small { JobClass::Small } else { JobClass::Large };
-        let place = Place { key: job.key, caller: &job.caller, class, position };
-        self.shared.push(job.queue, &place, quantum);
+        let placement = Placement { key: job.key, caller: &job.caller, class, position };
+        self.shared.push(job.queue, &placement, quantum);
     }
 
     /// The index in `leaders` for a job. An exclusive job lost its place when it went through the broker's queue. Among exclusive jobs it

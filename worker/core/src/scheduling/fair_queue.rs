@@ -8,7 +8,7 @@
 use std::num::NonZeroU32;
 
 use super::Caller;
-use super::flow::{Flow, Place};
+use super::flow::{Flow, Placement};
 use crate::ids::{JobKey, QueueIndex};
 
 /// The flows of a model, one for each queue that its jobs come from.
@@ -53,7 +53,7 @@ impl FairQueue {
         self.flows.get(self.next(|_, _| true)?.0)?.next()
     }
 
-    pub(super) fn push(&mut self, queue: QueueIndex, job: &Place<'_>, quantum: usize) {
+    pub(super) fn push(&mut self, queue: QueueIndex, job: &Placement<'_>, quantum: usize) {
         let now = self.now;
         if let Some(flow) = self.flows.get_mut(queue.0) {
             flow.catch_up(now);
@@ -129,8 +129,9 @@ mod tests {
     }
 
     fn push_of(flows: &mut FairQueue, queue: QueueIndex, key: u64, caller: &Caller) {
-        let place = Place { key: JobKey(key), caller, class: JobClass::Small, position: Position::Behind };
-        flows.push(queue, &place, 1);
+        let placement =
+            Placement { key: JobKey(key), caller, class: JobClass::Small, position: Position::Behind };
+        flows.push(queue, &placement, 1);
     }
 
     #[test]

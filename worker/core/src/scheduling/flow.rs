@@ -141,7 +141,7 @@ pub(super) struct Flow {
 }
 
 /// What decides where a job is placed.
-pub(super) struct Place<'a> {
+pub(super) struct Placement<'a> {
     pub(super) key: JobKey,
     pub(super) caller: &'a Caller,
     pub(super) class: JobClass,
@@ -192,7 +192,7 @@ impl Flow {
         self.callers.get(self.order.front()?)?.next()
     }
 
-    pub(super) fn push(&mut self, job: &Place<'_>, quantum: usize) {
+    pub(super) fn push(&mut self, job: &Placement<'_>, quantum: usize) {
         let queue = self.callers.entry(job.caller.clone()).or_default();
         if queue.is_empty() {
             queue.deficit = self.debts.remove(job.caller).unwrap_or(0);

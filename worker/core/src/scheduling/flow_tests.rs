@@ -14,7 +14,7 @@ fn flow(weight: u32) -> Flow {
 
 fn push(flow: &mut Flow, key: u64, name: &str, class: JobClass) {
     let (key, caller) = (JobKey(key), &caller(name));
-    flow.push(&Place { key, caller, class, position: Position::Behind }, QUANTUM);
+    flow.push(&Placement { key, caller, class, position: Position::Behind }, QUANTUM);
 }
 
 /// A queue in which two callers have a large job each. They wait for a round, which begins now.

@@ -66,7 +66,7 @@ impl EventLoop {
             Action::Release { job } => self.jobs.release(job),
             Action::Answer { request, answer, text, last } => self.answer(request, answer, text, last),
             Action::SetLog { request, directives } => self.set_log(request, &directives),
-            Action::SaveLimits => self.context.state_file.write(self.core.learned_limits()),
+            Action::SaveLimits => self.context.limits_writer.save(self.core.learned_limits()),
             Action::ReadMemory => {
                 let (memory, passes) = self.context.read_memory();
                 self.ready.push_back(Event::MemoryRead { memory, passes });

@@ -46,7 +46,7 @@ impl EventLoop {
             }
             Publication::DeadReplies(rejection) => {
                 let mut messages = std::mem::take(&mut payload.unconfirmed).messages;
-                messages.retain(|reply| reply.body.len() <= self.body_max);
+                messages.retain(|reply| reply.body.len() <= self.context.body_max);
                 let once_confirmed = PublicationOutcome::Confirmed { messages: count(messages.len()) };
                 let kind = PublicationKind::DeadReplies { received, rejection };
                 self.send(job, kind, Unconfirmed { messages, once_confirmed });

@@ -18,7 +18,7 @@ use vramq_inference::process::protocol::{FailureKind, OomReport};
 use vramq_inference::process::{NotTaken, PassEnd, PassRequest, Pool};
 use vramq_schemas::{Output, Params};
 
-use super::{ActivePass, CompletedPass, Executor, OnEnd, Pass, panicked};
+use super::{ActivePass, CompletedPass, Executor, OnEnd, Pass, enter, panicked};
 use crate::device::Device;
 use crate::engine::{Item, ProgramItem};
 use crate::failpoint;
@@ -112,8 +112,8 @@ impl Executor for ProcessExecutor {
         &self.active
     }
 
-    /// Ends a pass. A pass that waits for a process ends at once. A program that runs one is asked to stop, and gets SIGTERM if it does
-    /// not: after `kill_s`, or after its model's load time if that is longer, but at the latest `kill_s` after the pass's own time limit.
+    /// Ends a pass. A pass that waits for the device lock or for a process ends at once. A program that runs one is asked to stop, and gets
+    /// SIGTERM if it does not: after `kill_s`, or after its model's load time if that is longer, but at the latest `kill_s` after the pass's own time limit.
     /// SIGKILL follows `kill_s` later.
     fn cancel(&self, pass: PassId) {
         self.cancellations.cancel(pass);
@@ -150,18 +150,10 @@ impl Runner {
         if let Err(error) = failpoint::act(pass.failpoint) {
             return PassResult::Failed(PassError::Failed(error));
         }
-        let failed = |error| PassResult::Failed(PassError::Failed(format!("lock the device: {error}")));
-        let lock = match self.device.lock().another() {
-            Ok(lock) => lock,
-            Err(error) => return failed(error),
-        };
-        let _guard = match lock.enter(pass.order.exclusive) {
+        let _guard = match runtime.block_on(enter(&*self.device, &pass.order, asked(cancelled))) {
             Ok(guard) => guard,
-            Err(error) => return failed(error),
+            Err(result) => return result,
         };
-        if *cancelled.borrow() {
-            return PassResult::Skipped;
-        }
         pass.progress.begin();
         runtime.block_on(self.run_groups(pass, outputs, cancelled))
     }

@@ -188,14 +188,17 @@ impl Programs {
         }
         let programs = Arc::clone(self);
         tokio::spawn(async move {
-            let mut saved_at = Instant::now();
             loop {
                 programs.read_memory().await;
                 tokio::time::sleep(LOOK).await;
-                if saved_at.elapsed() >= SAVE_EVERY {
-                    programs.save_off_the_runtime().await;
-                    saved_at = Instant::now();
-                }
+            }
+        });
+        // On its own: a disk that hangs does not stop the readings.
+        let programs = Arc::clone(self);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(SAVE_EVERY).await;
+                programs.save_off_the_runtime().await;
             }
         });
     }

@@ -327,7 +327,7 @@ impl Meters {
             exclusive = requeued(Cause::Exclusive),
             delayed = requeued(Cause::Delayed),
             enlarged = requeued(Cause::Larger),
-            handed_over = requeued(Cause::HandedOver),
+            handed_over = requeued(Cause::Unfinished),
             parts = self.sum(|model| model.parts.get()),
             recomputed = self.sum(|model| model.recomputed.get()),
             bytes_admitted = self.device.admitted_bytes.get(),

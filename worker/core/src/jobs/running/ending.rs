@@ -22,22 +22,21 @@ impl Running {
         let items_done = self.progress.items_done();
         let outcome = at(outcome, items_done, self.received.delivery.source);
         let headers = run.map(|run| JobHeaders { items_done: run.offset, ..self.headers });
-        Settling::new(self.received, outcome, run, headers, now).after_first_pass(self.first_pass_at)
+        Settling::new(self.received, outcome, run, headers, now).after_first_pass(self.passes.first_at())
     }
 
     /// The settling stage of a job whose part was not taken. The part's replies go to the dead letters, with the job.
     pub(crate) fn settle_undeliverable(self, run: Run, outcome: JobOutcome, now: Instant) -> Settling {
-        let Self { received, first_pass_at, .. } = self;
+        let Self { received, passes, .. } = self;
         let source = received.delivery.source;
         Settling::new(received, at(outcome, run.offset, source), None, None, now)
             .with_dead_replies()
-            .after_first_pass(first_pass_at)
+            .after_first_pass(passes.first_at())
     }
 
     /// The next stage of a job that ends without any more of its results.
     pub(crate) fn settle_without_results(self, outcome: JobOutcome, now: Instant) -> Settling {
-        let first_pass_at = self.first_pass_at;
-        Settling::new(self.received, outcome, None, None, now).after_first_pass(first_pass_at)
+        Settling::new(self.received, outcome, None, None, now).after_first_pass(self.passes.first_at())
     }
 }
 
