@@ -103,6 +103,8 @@ export class Connector {
   #take
   #missed
   #hadQueue = false
+  // The queue was not there, and that is not told yet.
+  #isMissed = false
 
   constructor(url, options, replyQueue, take, missed) {
     const parts = /^(amqps?:\/\/)((?:[^@/]*@)?)([^/?]+)(.*)$/.exec(url)
@@ -153,12 +155,23 @@ export class Connector {
   // In the order that leaves no gap: reply queue, prefetch, consumer, and only then publishing.
   async #openBoth(url, session) {
     const replies = session.watch(await this.#connect(url, session, 'replies'))
-    const missed = this.#hadQueue && !(await hasQueue(replies, this.replyQueue))
+    const newlyMissed = this.#hadQueue && !this.#isMissed && !(await hasQueue(replies, this.replyQueue))
     const channel = session.watch(await replies.createChannel())
     session.replies = channel
     await channel.prefetch(REPLY_PREFETCH)
-    await channel.assertQueue(this.replyQueue, { durable: true, arguments: { 'x-expires': this.#options.replyQueueExpiresMs } })
-    if (missed) this.#missed()
+    // From here on also if this attempt fails: the next one may find the queue that this one creates.
+    this.#isMissed ||= newlyMissed
+    try {
+      await channel.assertQueue(this.replyQueue, { durable: true, arguments: { 'x-expires': this.#options.replyQueueExpiresMs } })
+    } catch (error) {
+      // Nothing was created: the queue's node is down. The queue and the replies in it are there when it is back.
+      if (newlyMissed && error.code === NOT_FOUND) this.#isMissed = false
+      throw error
+    }
+    if (this.#isMissed) {
+      this.#isMissed = false
+      this.#missed()
+    }
     this.#hadQueue = true
     const { consumerTag } = await channel.consume(this.replyQueue, (message) => this.#take(session, message))
     session.consumer = consumerTag
@@ -207,14 +220,18 @@ function vhostOf(url) {
   return new URL(url).pathname.slice(1) || '/'
 }
 
+// AMQP's code for a queue that does not exist, or whose node is down.
+const NOT_FOUND = 404
+
 async function hasQueue(connection, queue) {
   // On a channel of its own: the broker closes it if there is no such queue.
   const channel = await connection.createChannel()
   channel.on('error', () => {})
   try {
     await channel.checkQueue(queue)
-  } catch {
-    return false
+  } catch (error) {
+    if (error.code === NOT_FOUND) return false
+    throw error
   }
   await channel.close()
   return true

@@ -69,19 +69,26 @@ function written(encoding, job) {
   }
 }
 
-// A reply of the contract, or an Error that says why it is none; undefined for a type that this version does not know. `encoding` is the
-// job's. JSON is read, too.
+function progressOf(reader, content) {
+  try {
+    const body = reader.read(content)
+    if (typeof body?.fraction !== 'number') return undefined
+    return { progress: { item: count(body, 'item'), fraction: body.fraction, note: String(body.note ?? '') } }
+  } catch {
+    return undefined
+  }
+}
+
+// A reply of the contract, or an Error that says why it is none; undefined for a type that this version does not know, and for a progress
+// report that it cannot read, which is no reason to give the job up. `encoding` is the job's. JSON is read, too.
 export function decodeReply({ type, contentType, headers }, content, encoding = json) {
   headers ??= {}
   if (!['part', 'done', 'failed', 'progress'].includes(type)) return undefined
   const reader = [json, encoding].find((known) => known.contentType === (contentType || json.contentType))
   if (!reader) throw new Error(`its content type is ${contentType}, and the job's was ${encoding.contentType}`)
+  if (type === 'progress') return progressOf(reader, content)
   const body = reader.read(content)
   if (type === 'failed') return { failed: { reason: String(body?.reason), error: String(body?.error) } }
-  if (type === 'progress') {
-    if (typeof body?.fraction !== 'number') throw new Error('its body has no fraction')
-    return { progress: { item: count(body, 'item'), fraction: body.fraction, note: String(body.note ?? '') } }
-  }
   if (!Array.isArray(body?.outputs)) throw new Error('its body has no outputs')
   if (count(headers, 'items') !== body.outputs.length) {
     throw new Error(`its headers say ${headers.items} items, and it holds ${body.outputs.length}`)

@@ -320,10 +320,19 @@ const scenarios = {
     again.forget()
     await assert.rejects(client.submit('slow', ['third'], { id: 'withdrawn' }), vramq.DuplicateId)
     // Until its time is over.
-    ;(await client.submit('slow', ['a'], { id: 'late', timeoutMs: 5000 })).forget()
+    ;(await client.submit('slow', ['a'], { id: 'late', timeoutMs: 10_000 })).forget()
     await assert.rejects(client.submit('slow', ['a'], { id: 'late' }), vramq.DuplicateId)
-    await sleep(6000)
-    ;(await client.submit('slow', ['a'], { id: 'late' })).withdraw()
+    let late
+    for (let tries = 0; !late; tries++) {
+      assert.ok(tries < 600, 'the id is not free after a minute')
+      try {
+        late = await client.submit('slow', ['a'], { id: 'late' })
+      } catch (error) {
+        assert.ok(error instanceof vramq.DuplicateId, `${error}`)
+        await sleep(100)
+      }
+    }
+    late.withdraw()
     // Or its reply has come.
     ;(await client.submit(MODEL, new Array(500).fill('earlier'), { id: 'forgotten' })).forget()
     let result
@@ -483,6 +492,10 @@ const scenarios = {
       assert.deepEqual(packed, frozen(`${name}.msgpack`), name)
       assert.deepEqual([withoutParams[0], withoutParams.subarray(1)], [0x82, packed.subarray(1, -8)], name)
     }
+    // A report that cannot be read is no reason to give its job up.
+    for (const body of ['{"item": null, "fraction": 0.5}', '{"item": 0, "fraction": "half"}', '[', '7']) {
+      assert.equal(decodeReply({ type: 'progress' }, Buffer.from(body)), undefined, body)
+    }
     const headers = { offset: 2, items: 8, 'items-total': 10 }
     const read = (type, more, body) => decodeReply({ type, headers: { ...headers, ...more } }, body)
     for (const [extension, contentType] of [['json', 'application/json'], ['msgpack', 'application/msgpack']]) {
@@ -528,8 +541,6 @@ const scenarios = {
       ...['{"bytes": {"length": 9000000000}}', '{"bytes": "?"}', '{"bytes": 7}', '{"embedding": {"length": 9000000000}}', '{"embedding": ["1"]}',
         '{"embedding": "AA=?"}', '{"sparse": null}', '{"sparse": {"indices": ["0"], "values": [1]}}', '{"uri": 7}', '{"uri": null}',
       ].map((output) => ['part', { items: 1 }, `{"outputs": [${output}]}`]),
-      ['progress', {}, '{}'],
-      ['progress', {}, '{"fraction": 0.5, "item": "a"}'],
     ]) {
       assert.throws(() => read(type, more, body), `${type} ${JSON.stringify(more)}`)
     }

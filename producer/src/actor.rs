@@ -102,7 +102,7 @@ impl Actor {
                 }
             };
             if session.lost_replies {
-                let jobs = self.registry.fail_published(&JobError::ReplyQueueLost);
+                let jobs = self.registry.fail_confirmed(&JobError::ReplyQueueLost);
                 tracing::warn!(jobs, "reply queue lost with the replies in it; created a new one");
             }
             self.shared.reconnects.fetch_add(1, Ordering::Relaxed);
@@ -129,11 +129,16 @@ impl Actor {
                 Event::Close => break End::Closed,
                 Event::Job(outgoing) => self.window.send(publisher, *outgoing, &self.registry),
                 Event::Settled(settled) => {
-                    if let Err(error) = self.window.settle(publisher, settled) {
+                    if let Err(error) = self.window.settle(publisher, settled, &self.registry) {
                         break End::Lost(error.to_string());
                     }
                 }
                 Event::Connection(event) => {
+                    if let Some(lapin::Event::Error(error)) = &event
+                        && !error.is_amqp_soft_error()
+                    {
+                        self.window.lost(publisher, error);
+                    }
                     if let Some(error) = lost(event) {
                         break End::Lost(error);
                     }

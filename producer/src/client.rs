@@ -23,8 +23,8 @@ use crate::session::Connector;
 /// reply queue and one bound on jobs in flight. Needs a tokio runtime.
 ///
 /// It reconnects by itself. Jobs that were not confirmed are published again under the same id, and awaited jobs go on waiting. Awaited
-/// jobs fail with [`JobError::ReplyQueueLost`](crate::JobError::ReplyQueueLost) if the reply queue is gone by then. [`Client::close`]
-/// deletes the reply queue, and so does dropping the last clone and the last [`Pending`].
+/// jobs that were confirmed fail with [`JobError::ReplyQueueLost`](crate::JobError::ReplyQueueLost) if the reply queue is gone by then.
+/// [`Client::close`] deletes the reply queue, and so does dropping the last clone and the last [`Pending`].
 #[derive(Clone, Debug)]
 pub struct Client(Arc<Handle>);
 
@@ -142,7 +142,7 @@ impl Client {
         if let Some(end) = handle.shared.end.get() {
             return Err(end.clone());
         }
-        handle.registry.mark_sent(id, registration.number());
+        handle.registry.mark_confirmed(id, registration.number());
         handle.registry.held.requeue_strays(id);
         let deadline = Instant::now().checked_add(within).map(|at| Deadline { at, after: within });
         Ok(Pending { registration, receivers, deadline, client: handle.clone() })

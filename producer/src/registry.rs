@@ -35,15 +35,24 @@ pub(crate) struct Registry {
 #[derive(Debug)]
 struct JobInFlight {
     registration: u64,
-    /// It was given to the broker at least once, so replies to it may exist.
-    is_published: bool,
-    /// The withdrawal of the job. `None` if this client must not withdraw it: its replies go elsewhere, its caller withdraws or forgets it,
-    /// or it is withdrawn already.
+    at_broker: AtBroker,
+    /// The withdrawal of the job. `None` if the client must not withdraw it: because its replies go to another queue, because its caller
+    /// withdraws it or has called `forget`, or because it is withdrawn already.
     withdrawal: Option<Withdrawal>,
     is_withdrawn: bool,
     /// `None` for a job whose replies go elsewhere.
     awaited: Option<Awaited>,
     _permit: OwnedSemaphorePermit,
+}
+
+/// Whether the broker has a job, as far as the client knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AtBroker {
+    No,
+    /// It was sent at least once, so replies may exist. It is sent again after the loss of a session.
+    Perhaps,
+    /// It is confirmed.
+    Yes,
 }
 
 #[derive(Debug)]
@@ -137,7 +146,7 @@ impl Registry {
             Entry::Occupied(_) => return None,
             Entry::Vacant(place) => place.insert(JobInFlight {
                 registration: number,
-                is_published: false,
+                at_broker: AtBroker::No,
                 withdrawal,
                 is_withdrawn: false,
                 awaited: awaits.then(|| Awaited {
@@ -158,9 +167,18 @@ impl Registry {
 
     /// Notes that the job of a registration is given to the broker; false if it is not in flight any more.
     pub(crate) fn mark_sent(&self, id: &str, registration: u64) -> bool {
+        self.mark(id, registration, AtBroker::Perhaps)
+    }
+
+    /// Notes that the broker has the job of a registration, which is not published again from then on.
+    pub(crate) fn mark_confirmed(&self, id: &str, registration: u64) {
+        self.mark(id, registration, AtBroker::Yes);
+    }
+
+    fn mark(&self, id: &str, registration: u64, at_broker: AtBroker) -> bool {
         let mut jobs = self.jobs();
         let job = jobs.get_mut(id).filter(|job| job.registration == registration);
-        job.map(|job| job.is_published = true).is_some()
+        job.map(|job| job.at_broker = at_broker).is_some()
     }
 
     /// Whether the job of a registration is still in flight. The id is not enough: the caller may have given up on the job, and submitted
@@ -251,10 +269,10 @@ impl Registry {
         }
     }
 
-    /// Fails and withdraws the awaited jobs to which replies may exist; how many there were.
-    pub(crate) fn fail_published(&self, error: &JobError) -> usize {
-        let failed =
-            self.jobs().extract_if(|_, job| job.is_published && job.awaited.is_some()).collect::<Vec<_>>();
+    /// Fails and withdraws the awaited jobs that the broker has confirmed; how many there were. The others are published again.
+    pub(crate) fn fail_confirmed(&self, error: &JobError) -> usize {
+        let is_lost = |job: &JobInFlight| job.at_broker == AtBroker::Yes && job.awaited.is_some();
+        let failed = self.jobs().extract_if(|_, job| is_lost(job)).collect::<Vec<_>>();
         let count = failed.len();
         for (_, mut job) in failed {
             job.withdraw(&self.withdrawals);
@@ -276,7 +294,7 @@ impl Registry {
 impl JobInFlight {
     /// Withdraws the job, unless the broker cannot have it.
     fn withdraw(&mut self, withdrawals: &Withdrawals) {
-        if self.is_published
+        if self.at_broker != AtBroker::No
             && let Some(withdrawal) = self.withdrawal.take()
         {
             withdrawals.withdraw(withdrawal);
@@ -361,10 +379,12 @@ mod tests {
         let (second, _receivers) = register().unwrap();
         assert!(!registry.mark_sent("id", given_up));
         assert!(!registry.is_in_flight("id", given_up));
-        // So a reply queue that is lost now does not fail the second one, which was not published.
-        assert_eq!(registry.fail_published(&JobError::ReplyQueueLost), 0);
         assert!(registry.mark_sent("id", second.number()) && registry.is_in_flight("id", second.number()));
-        assert_eq!(registry.fail_published(&JobError::ReplyQueueLost), 1);
+        registry.mark_confirmed("id", given_up);
+        // So a reply queue that is lost now does not fail the second one, which is published again.
+        assert_eq!(registry.fail_confirmed(&JobError::ReplyQueueLost), 0);
+        registry.mark_confirmed("id", second.number());
+        assert_eq!(registry.fail_confirmed(&JobError::ReplyQueueLost), 1);
         assert!(!registry.is_in_flight("id", second.number()));
     }
 }

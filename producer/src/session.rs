@@ -125,15 +125,19 @@ impl Connector {
         let (mut replies, mut lost_replies) = (None, false);
         if let Some(queue) = &self.reply_queue {
             let connection = self.connect("replies").await?;
-            if self.has_reply_queue.load(Ordering::Relaxed)
-                && !reply_queue::exists(&connection, queue).await?
-            {
-                // Kept if this attempt fails later: the next one finds the queue that this one creates.
-                self.missed_reply_queue.store(true, Ordering::Relaxed);
-            }
+            let is_missed = self.has_reply_queue.load(Ordering::Relaxed)
+                && !reply_queue::exists(&connection, queue).await?;
             let channel = connection.create_channel().await?;
+            // Kept if this attempt fails from here on: the next one finds the queue that this one creates.
+            let newly_missed = is_missed && !self.missed_reply_queue.swap(true, Ordering::Relaxed);
             if !self.adopts() {
-                reply_queue::declare(&channel, queue, self.options.reply_queue_expires).await?;
+                let declared = reply_queue::declare(&channel, queue, self.options.reply_queue_expires).await;
+                declared.inspect_err(|error| {
+                    if newly_missed && error.is_amqp_soft_error() {
+                        // Nothing was created: the queue's node is down. The queue and the replies in it are there when it is back.
+                        self.missed_reply_queue.store(false, Ordering::Relaxed);
+                    }
+                })?;
             }
             let consumer = reply_queue::consume(&channel, queue, self.prefetch()).await?;
             self.has_reply_queue.store(true, Ordering::Relaxed);

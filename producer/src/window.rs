@@ -15,6 +15,10 @@ use crate::registry::Registry;
 const NOT_FOUND: u16 = 404;
 const ACCESS_REFUSED: u16 = 403;
 
+/// AMQP's codes with which a broker closes the connection over a frame: malformed or too large, of values or a command that it does not know,
+/// unexpected, and not implemented. Others are about the connection.
+const OVER_A_FRAME: [u16; 5] = [501, 502, 503, 505, 540];
+
 /// The jobs that the broker has not confirmed. A session's publisher knows each by its number here.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
@@ -86,17 +90,26 @@ impl Window {
         &mut self,
         publisher: &PublishPipeline<u64>,
         settled: Settled<u64>,
+        registry: &Registry,
     ) -> lapin::Result<()> {
         for (number, outcome) in settled.outcomes {
             if let Some(outgoing) = self.unconfirmed.remove(&number) {
                 self.failures = 0;
+                if let PublishOutcome::Confirmed = outcome {
+                    registry.mark_confirmed(&outgoing.id, outgoing.registration);
+                }
                 let result = answer(&outgoing, outcome);
                 outgoing.finish(result);
             }
         }
         let Some(error) = settled.lost else { return Ok(()) };
-        self.blame(&error, &publisher.unconfirmed().copied().collect());
+        self.lost(publisher, &error);
         Err(error)
+    }
+
+    /// Notes why channel or connection are lost.
+    pub(crate) fn lost(&mut self, publisher: &PublishPipeline<u64>, error: &lapin::Error) {
+        self.blame(error, &publisher.unconfirmed().copied().collect());
     }
 
     /// Fails every job of the window.
@@ -106,15 +119,15 @@ impl Window {
         }
     }
 
-    /// Finds the job over which the broker closed the channel, so that it is not published again for ever.
+    /// Finds the job over which the broker closed the channel, or the connection, so that it is not published again for ever.
     fn blame(&mut self, error: &lapin::Error, in_flight: &HashSet<u64>) {
         let ErrorKind::ProtocolError(protocol_error) = error.kind() else {
             return;
         };
-        if !error.is_amqp_soft_error() {
+        let (code, text) = (protocol_error.get_id(), protocol_error.get_message().to_string());
+        if !error.is_amqp_soft_error() && !OVER_A_FRAME.contains(&code) {
             return;
         }
-        let (code, text) = (protocol_error.get_id(), protocol_error.get_message().to_string());
         // These two concern the exchange, and so every job.
         let all = matches!(code, NOT_FOUND | ACCESS_REFUSED);
         if !all && in_flight.len() > 1 {
@@ -196,15 +209,21 @@ mod tests {
     /// A job that the broker never accepts is found by sending the suspects one at a time.
     #[test]
     fn a_faulty_job_is_found_and_the_others_get_through() {
-        let refusal = protocol_error(AMQPSoftError::PRECONDITIONFAILED);
+        found_by(&protocol_error(AMQPSoftError::PRECONDITIONFAILED), 406);
+        // It closes the connection.
+        found_by(&protocol_error(AMQPHardError::FRAMEERROR), 501);
+    }
+
+    fn found_by(refusal: &Error, with: u16) {
         let (mut window, mut results) = window(5);
-        window.blame(&refusal, &all(0..4));
+        window.blame(refusal, &all(0..4));
         assert_eq!(window.width(), 1);
         assert!(results.iter_mut().all(|result| result.try_recv().is_err()));
         // The first gets through, the second is refused alone.
         window.unconfirmed.remove(&0);
-        window.blame(&refusal, &all([1]));
-        assert!(matches!(results[1].try_recv(), Ok(Err(PublishError::Refused { code: 406, .. }))));
+        window.blame(refusal, &all([1]));
+        let refused = results[1].try_recv().unwrap().unwrap_err();
+        assert!(matches!(refused, PublishError::Refused { code, .. } if code == with), "{refused:?}");
         assert_eq!(window.width(), 1);
         // The last suspect is through: back to full width.
         window.unconfirmed.remove(&2);

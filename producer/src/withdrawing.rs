@@ -1,12 +1,13 @@
 //! Publishes the withdrawals of jobs whose callers have given up on them, on a channel of its own.
 
 use std::collections::HashSet;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use lapin::options::ConfirmSelectOptions;
-use lapin::{Channel, Connection};
+use lapin::{Channel, Connection, ErrorKind};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -20,6 +21,10 @@ use crate::session::CLOSE_TIMEOUT;
 /// How long closing waits for the ends of the jobs that it withdraws. A worker that is not busy reports them within milliseconds. Jobs that
 /// wait in a queue may end much later, and are not worth waiting for.
 const ENDS_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long the broker may take to confirm withdrawals. It confirms each when the queues of all workers have it, and new ones wait
+/// meanwhile. Enough for a large job that is sent before them at half a megabyte a second.
+const CONFIRM_MAX: Duration = Duration::from_secs(30);
 
 /// The task that publishes withdrawals while a session lasts.
 pub(crate) struct Withdrawing {
@@ -84,7 +89,7 @@ async fn run(connection: &Connection, registry: &Registry, stop: &Notify) {
             tracing::warn!(
                 error,
                 "the broker does not take withdrawals of jobs, trying again: these jobs may run although their callers have given up. The \
-                 exchange {WITHDRAWALS_EXCHANGE} is missing, or the client's user may not write to it"
+                 exchange {WITHDRAWALS_EXCHANGE} is missing, the client's user may not write to it, or the queue of a worker does not answer"
             );
         }
     }
@@ -104,7 +109,8 @@ async fn publish(
         let new = unsent.iter().map(|withdrawal| withdrawal.job.as_str()).collect::<HashSet<_>>();
         due.extend(withdrawals.all().into_iter().filter(|withdrawal| !new.contains(withdrawal.job.as_str())));
     }
-    let published = publish_on(connection, channel, &due).await;
+    let published = timeout(CONFIRM_MAX, publish_on(connection, channel, &due)).await;
+    let published = published.unwrap_or_else(|_| Err(no_confirm()));
     if published.is_ok() {
         registry.withdrawn.fetch_add(unsent.len() as u64, Ordering::Relaxed);
     } else {
@@ -113,6 +119,11 @@ async fn publish(
         withdrawals.put_back(unsent);
     }
     published
+}
+
+fn no_confirm() -> lapin::Error {
+    let why = format!("no confirm within {} s", CONFIRM_MAX.as_secs());
+    ErrorKind::IOError(Arc::new(io::Error::new(io::ErrorKind::TimedOut, why))).into()
 }
 
 /// The channel is opened for the first withdrawal: most clients have none.

@@ -22,6 +22,7 @@ import signal
 import sys
 import threading
 import time
+import urllib.parse
 
 import vramq
 
@@ -232,11 +233,17 @@ def ids(url):
             await asyncio.sleep(0)
             await raises_async(vramq.DuplicateId, client.submit("slow", ["third"], id="withdrawn"))
             # Until its time is over.
-            late = await client.submit("slow", ["a"], id="late", timeout=5)
+            late = await client.submit("slow", ["a"], id="late", timeout=10)
             late.forget()
             await raises_async(vramq.DuplicateId, client.submit("slow", ["a"], id="late"))
-            await asyncio.sleep(6)
-            (await client.submit("slow", ["a"], id="late")).withdraw()
+            for _ in range(600):
+                try:
+                    (await client.submit("slow", ["a"], id="late")).withdraw()
+                    break
+                except vramq.DuplicateId:
+                    await asyncio.sleep(0.1)
+            else:
+                raise AssertionError("the id is not free after a minute")
             # Or its reply has come.
             texts = ["earlier"] * 500
             (await client.submit(MODEL, texts, id="forgotten")).forget()
@@ -637,8 +644,57 @@ def reply_queue_lost(url):
             await connection.close()
             await raises_async(vramq.ReplyQueueLost, job.result(timeout=60))
             assert (await client.run(MODEL, ["after"])).outputs == ["after"]
+        # Also if the connection is lost between the queue's new declaration and its confirmation: the next one finds the queue.
+        cut = CutAtDeclareOk()
+        async with vramq.AsyncClient(await cut.leads_to(url)) as client:
+            job = await client.submit("slow", ["a"])
+            cut.is_armed = True
+            connection = await aio_pika.connect(url)
+            await (await connection.channel()).queue_delete(client.reply_queue)
+            await connection.close()
+            await raises_async(vramq.ReplyQueueLost, job.result(timeout=60))
+            assert not cut.is_armed, "it was not cut"
 
     asyncio.run(run())
+
+
+class CutAtDeclareOk:
+    """A way to the broker that loses a connection when the broker confirms the declaration of a queue, once, when it is armed."""
+
+    DECLARE_OK = b"\0\x32\0\x0b"
+
+    def __init__(self):
+        self.is_armed = False
+
+    async def leads_to(self, url):
+        """The URL of this way."""
+        broker = urllib.parse.urlsplit(url)
+        self.broker = broker.hostname, broker.port
+        self.server = await asyncio.start_server(self.lead, "127.0.0.1", 0)
+        port = self.server.sockets[0].getsockname()[1]
+        return url.replace(f"{broker.hostname}:{broker.port}", f"127.0.0.1:{port}")
+
+    async def lead(self, reader, writer):
+        from_broker, to_broker = await asyncio.open_connection(*self.broker)
+        upwards = asyncio.ensure_future(self.copy(reader, to_broker))
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            while True:
+                head = await from_broker.readexactly(7)
+                frame = head + await from_broker.readexactly(int.from_bytes(head[3:], "big") + 1)
+                if self.is_armed and head[0] == 1 and frame[7:11] == self.DECLARE_OK:
+                    self.is_armed = False
+                    break
+                writer.write(frame)
+        upwards.cancel()
+        writer.close()
+        to_broker.close()
+
+    @staticmethod
+    async def copy(reader, writer):
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+        writer.close()
 
 
 def gives_up(url):
@@ -734,6 +790,16 @@ def celery(url):
     assert app.client.reconnects == 0 and echo("alone") == "alone"
     raises(vramq.InvalidJob, app.task(MODEL, inputs=lambda text: text).delay, "text")
     raises(vramq.InvalidJob, echo.apply_async, (["x"],), expires=-1)
+    # Without a zone a time is of UTC, wherever the program runs.
+    zone = os.environ.get("TZ")
+    for elsewhere in ("EAST-9", "WEST5"):
+        os.environ["TZ"] = elsewhere
+        time.tzset()
+        now = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)
+        assert echo.apply_async((["x"],), expires=now + datetime.timedelta(seconds=300)).get(timeout=60) == ["x"]
+        raises(vramq.InvalidJob, echo.apply_async, (["x"],), expires=now - datetime.timedelta(seconds=300))
+    os.environ.pop("TZ") if zone is None else os.environ.update(TZ=zone)
+    time.tzset()
     # Celery's own order of arguments, options that wrappers pass on as None, and tasks that are called by name.
     assert echo.apply_async((["x"],), None, "third", countdown=None, queue=None).id == "third"
     assert app.send_task(MODEL, [["x"]], priority=1).get(timeout=60, interval=0.1, disable_sync_subtasks=False) == ["x"]
@@ -827,6 +893,10 @@ def golden(folder):
         packed = _wire.encode_job("minilm", inputs, {}, "msgpack")
         assert frozen(f"{name}.msgpack") == b"\x83" + packed[1:] + b"\xa6params\x80", name
 
+    # A report that cannot be read is no reason to give its job up.
+    for body in (b'{"item": null, "fraction": 0.5}', b'{"item": 0, "fraction": "half"}', b"[", b"7"):
+        assert _wire.decode_reply("progress", "application/json", {}, body) is None, body
+
     headers = {"offset": 2, "items": 8, "items-total": 10}
     for content_type, extension in (("application/json", "json"), ("application/msgpack", "msgpack")):
         part = _wire.decode_reply("part", content_type, headers, frozen(f"outputs.{extension}"))
@@ -870,7 +940,6 @@ def golden(folder):
         ("part", {"items": 1}, b'{"outputs": [{"embedding": "AA==", "dtype": "f64"}]}'),
         ("part", {"items": 1}, b'{"outputs": [7]}'),
         ("part", {}, b"\xff"),
-        ("progress", {}, b"{}"),
     ):
         raises((ValueError, TypeError), _wire.decode_reply, kind, None, {**headers, **bad}, body)
         raises((ValueError, TypeError), _wire.decode_reply, kind, "application/msgpack", {**headers, **bad}, body)

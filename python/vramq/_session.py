@@ -7,7 +7,7 @@ import ssl
 from urllib.parse import unquote
 
 import aio_pika
-from aiormq.exceptions import AMQPConnectionError, AMQPError, ChannelClosed
+from aiormq.exceptions import AMQPConnectionError, AMQPError, ChannelNotFoundEntity
 from pamqp.commands import Connection as ConnectionFrames
 from pamqp.exceptions import PAMQPException
 from yarl import URL
@@ -112,6 +112,8 @@ class Connector:
             self._ssl_context.load_verify_locations(cafile=ca)
         self._reply_queue, self._expires_ms, self._take, self._missed = reply_queue, expires_ms, take, missed
         self._had_queue = False
+        # The queue was not there, and that is not told yet.
+        self._is_missed = False
 
     async def open(self):
         """A session with the first host that takes one. Raises ConnectError."""
@@ -142,12 +144,20 @@ class Connector:
     async def _open_both(self, url, session):
         # In the order that leaves no gap: reply queue, prefetch, consumer, and only then publishing.
         replies = await self._connect(url, session, "replies")
-        missed = self._had_queue and not await self._has_queue(replies)
+        newly_missed = self._had_queue and not self._is_missed and not await self._has_queue(replies)
         channel = await replies.channel(publisher_confirms=False)
         session.watch(channel, "replies")
         await channel.set_qos(prefetch_count=REPLY_PREFETCH)
-        queue = await channel.declare_queue(self._reply_queue, durable=True, arguments={"x-expires": self._expires_ms})
-        if missed:
+        # From here on also if this attempt fails: the next one may find the queue that this one creates.
+        self._is_missed = self._is_missed or newly_missed
+        try:
+            queue = await channel.declare_queue(self._reply_queue, durable=True, arguments={"x-expires": self._expires_ms})
+        except ChannelNotFoundEntity:
+            # Nothing was created: the queue's node is down. The queue and the replies in it are there when it is back.
+            self._is_missed = self._is_missed and not newly_missed
+            raise
+        if self._is_missed:
+            self._is_missed = False
             self._missed()
         self._had_queue = True
         # A deleted queue ends the consumer and nothing else.
@@ -179,7 +189,7 @@ class Connector:
         channel = await connection.channel(publisher_confirms=False)
         try:
             await channel.declare_queue(self._reply_queue, passive=True)
-        except ChannelClosed:
+        except ChannelNotFoundEntity:
             return False
         await channel.close()
         return True

@@ -161,24 +161,21 @@ class Failure:
 
 
 def decode_reply(kind, content_type, headers, body):
-    """A Part, an ItemProgress or a Failure; None for a type that this version does not know, which is ignored.
+    """A Part, an ItemProgress or a Failure; None for what is ignored: a type that this version does not know, and a progress report that it
+    cannot read, which is no reason to give the job up.
 
     Raises ValueError if the message is no reply of the contract.
     """
     if kind not in ("part", "done", "failed", "progress"):
         return None
-    if content_type in (None, CONTENT_TYPES["json"]):
-        parsed = json.loads(body)
-    elif content_type == CONTENT_TYPES["msgpack"]:
-        parsed = _msgpack().unpackb(body)
-    else:
-        raise ValueError(f"its content type is {content_type!r}, and the job was {' or '.join(CONTENT_TYPES.values())}")
-    if not isinstance(parsed, dict):
-        raise ValueError("its body is not an object")
+    if kind == "progress":
+        try:
+            return _progress(_parsed(content_type, body))
+        except (TypeError, ValueError, OverflowError):
+            return None
+    parsed = _parsed(content_type, body)
     if kind == "failed":
         return Failure(str(parsed.get("reason")), str(parsed.get("error")))
-    if kind == "progress":
-        return ItemProgress(int(parsed.get("item")), float(parsed.get("fraction")), str(parsed.get("note", "")))
     outputs = parsed.get("outputs")
     if not isinstance(outputs, list):
         raise ValueError("its body has no outputs")
@@ -195,6 +192,22 @@ def decode_reply(kind, content_type, headers, body):
         tokens=headers.get("vramq-tokens"),
         model_revision=headers.get("vramq-model-revision"),
     )
+
+
+def _progress(parsed):
+    return ItemProgress(int(parsed.get("item")), float(parsed.get("fraction")), str(parsed.get("note", "")))
+
+
+def _parsed(content_type, body):
+    if content_type in (None, CONTENT_TYPES["json"]):
+        parsed = json.loads(body)
+    elif content_type == CONTENT_TYPES["msgpack"]:
+        parsed = _msgpack().unpackb(body)
+    else:
+        raise ValueError(f"its content type is {content_type!r}, and the job was {' or '.join(CONTENT_TYPES.values())}")
+    if not isinstance(parsed, dict):
+        raise ValueError("its body is not an object")
+    return parsed
 
 
 def _count(headers, name, default=None):

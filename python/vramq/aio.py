@@ -48,7 +48,7 @@ class AsyncClient:
     where more is wanted, such as a client certificate.
 
     Times are in seconds. `timeout` is for a job from `submit` to its last reply, None for no limit; a job whose time is up is
-    withdrawn, as is one whose caller is cancelled, so that no worker runs it for nobody. `reconnect_for` is how
+    withdrawn, as is one whose caller is cancelled, so that workers compute no result that nobody waits for. `reconnect_for` is how
     long a lost connection is tried before everything in flight fails; None: for ever. `reply_queue_expires` is how long
     the broker keeps the replies while this client is away.
 

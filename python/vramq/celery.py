@@ -10,6 +10,7 @@
 Celery itself is not needed, and nothing here talks to a Celery worker.
 """
 
+import datetime
 import os
 import threading
 import weakref
@@ -141,6 +142,13 @@ class _Results:
                 del self._untaken[result.id]
 
 
+def _in_utc(expires):
+    """A datetime without a zone is one of UTC, as Celery has it by default."""
+    if isinstance(expires, datetime.datetime) and expires.tzinfo is None:
+        return expires.replace(tzinfo=datetime.timezone.utc)
+    return expires
+
+
 class Task(_Celery):
     """A model that is called like a Celery task."""
 
@@ -156,7 +164,7 @@ class Task(_Celery):
         return self.apply_async(args, kwargs)
 
     def apply_async(self, args=None, kwargs=None, task_id=None, **options):
-        """As `delay`, with `task_id`, `priority`, `expires` (seconds) and `headers`. Other options of Celery raise TypeError, unless they
+        """As `delay`, with `task_id`, `priority`, `expires` (seconds, a timedelta or a datetime) and `headers`. Other options of Celery raise TypeError, unless they
         are None."""
         given = {name: value for name, value in {**options, "task_id": task_id}.items() if value is not None}
         unknown = sorted(set(given) - set(self._OPTIONS))
@@ -165,6 +173,8 @@ class Task(_Celery):
         if not isinstance(args, (list, tuple, type(None))):
             raise TypeError(f"apply_async takes the arguments as a list or a tuple, not as a {type(args).__name__}")
         inputs, single = self._pack(args or (), kwargs or {})
+        if "expires" in given:
+            given["expires"] = _in_utc(given["expires"])
         renamed = {self._OPTIONS[name]: value for name, value in given.items()}
         job = self.app.client.submit(self.name, inputs, params=self._params, **{**self._options, **renamed})
         result = AsyncResult._of(job, self._result or (_first if single else _plain), self.app._results.take)

@@ -325,7 +325,10 @@ class _Session:
         self.turn = threading.RLock()
         self.running, self.items = None, ()
         self.cancelled = set()
-        self.progressed = 0.0
+        # When each item of the pass was last reported on, by its index: items of a pass have callers of their own.
+        self.reported = {}
+        # The thread that runs the passes.
+        self.thread = threading.get_ident()
 
     def serve(self, model):
         hello, _ = self.connection.receive()
@@ -388,9 +391,16 @@ class _Session:
         # Not while the model is loaded; not from a process that the program forked.
         if self.running is None or not self.connection.is_own():
             return
+        if isinstance(item, Item):
+            if all(item is not other for other in self.items):
+                # Of a thread of the program's that comes late: another pass may run, and be cancelled.
+                return
+        elif threading.get_ident() != self.thread:
+            # By then the index may be that of another caller's item.
+            raise ValueError("a thread of the program's own gives progress() the item, not its index")
         self.check()
         fraction, now = float(fraction), time.monotonic()
-        if math.isnan(fraction) or (now - self.progressed < PROGRESS_SECONDS_MIN and fraction < 1):
+        if math.isnan(fraction):
             return
         note = str(note)[:200]
         with self.turn:
@@ -400,7 +410,9 @@ class _Session:
             index = _place(item.index if isinstance(item, Item) else item, len(self.items))
             if index is None:
                 raise ValueError(f"progress of item {item!r}; the pass has the items 0 to {len(self.items) - 1}")
-            self.progressed = now
+            if now - self.reported.get(index, 0.0) < PROGRESS_SECONDS_MIN and fraction < 1:
+                return
+            self.reported[index] = now
             self.connection.send({"type": "progress", "pass": self.running, "item": index,
                                   "fraction": min(max(fraction, 0.0), 1.0), "note": note})
 
@@ -426,7 +438,7 @@ class _Session:
             for index, (item, blob) in enumerate(zip(header["items"], blobs))
         ]
         with self.turn:
-            self.running, self.items = number, items
+            self.running, self.items, self.reported = number, items, {}
         sent = [0]
         error = None
         try:
