@@ -17,7 +17,7 @@ use crate::broker::outlook::{self, Outlook};
 use crate::config::Config;
 use crate::drain::Drain;
 use crate::files::FileStore;
-use crate::in_flight::{InFlight, Place};
+use crate::in_flight::{InFlight, Permit};
 use crate::jobs::{Jobs, ResultStore};
 use crate::keys::{Caller, Keys};
 use crate::metrics::Metrics;
@@ -92,12 +92,12 @@ pub struct Permits {
 
 #[derive(Debug)]
 struct Held {
-    _all: Place,
-    _of_caller: Place,
+    _all: Permit,
+    _of_caller: Permit,
 }
 
 impl Permits {
-    fn new(all: &InFlight, most: usize, of_caller: Place) -> Result<Self, Problem> {
+    fn new(all: &InFlight, most: usize, of_caller: Permit) -> Result<Self, Problem> {
         let all = all.enter(most, Instant::now()).map_err(|after| {
             let message = "this gateway has as many requests in flight as it may have";
             too_many("overloaded", message.to_owned(), after)
@@ -110,8 +110,8 @@ impl Permits {
 /// within milliseconds.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// When to try again while the gateway stops, or the broker does not answer, or nothing is known of the wait. No estimate: nothing is
-/// known to make one from.
+/// The fixed `Retry-After` for when there is no estimate: the gateway is stopping, the broker does not answer, or the wait in the queue is
+/// unknown.
 const FULL_RETRY: Duration = Duration::from_secs(1);
 
 /// When to try again while nobody takes jobs: a worker starts within some seconds. No estimate: nobody knows when one will.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 
-use crate::in_flight::{InFlight, Place};
+use crate::in_flight::{InFlight, Permit};
 use crate::problem::Problem;
 use crate::shares::Shares;
 
@@ -23,8 +23,8 @@ pub struct BodyMemory {
 /// What a body has of the memory. Gives it back when it is dropped.
 #[derive(Debug)]
 pub struct BodyRoom {
-    of_all: Place,
-    of_caller: Place,
+    of_all: Permit,
+    of_caller: Permit,
 }
 
 impl BodyMemory {

@@ -5,22 +5,22 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// How much one more place counts in the mean: the last ten make up two thirds.
+/// How much one more permit counts in the mean: the last ten make up two thirds.
 const MEAN_WEIGHT: f64 = 0.1;
 
-/// The least expected time of a place, if none has ended yet and none has been in flight for longer.
+/// The least expected time of a permit, if none has ended yet and none has been in flight for longer.
 const LEAST_WAIT: Duration = Duration::from_secs(1);
 
 /// What is in flight. Clones share the count.
 #[derive(Clone, Debug, Default)]
-pub struct InFlight(Arc<Mutex<Places>>);
+pub struct InFlight(Arc<Mutex<Permits>>);
 
-/// A weak [`InFlight`], which ends with the last strong one and the last place.
+/// A weak [`InFlight`], which ends with the last strong one and the last permit.
 #[derive(Debug)]
-pub struct WeakInFlight(Weak<Mutex<Places>>);
+pub struct WeakInFlight(Weak<Mutex<Permits>>);
 
 #[derive(Debug, Default)]
-struct Places {
+struct Permits {
     last: u64,
     /// In the order in which they began.
     held: BTreeMap<u64, Held>,
@@ -36,35 +36,35 @@ struct Held {
     units: usize,
 }
 
-/// One place in flight, until it is dropped.
+/// Lets one thing be in flight, until it is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct Permit {
     of: InFlight,
     number: u64,
 }
 
 impl InFlight {
-    /// Takes a place, if fewer than `most` are taken.
+    /// Takes a permit, if fewer than `most` are taken.
     ///
     /// # Errors
     /// About how long it takes until one of them is free.
-    pub fn enter(&self, most: usize, now: Instant) -> Result<Place, Duration> {
+    pub fn enter(&self, most: usize, now: Instant) -> Result<Permit, Duration> {
         self.take(1, most, now)
     }
 
-    /// Takes a place of so many units, if all places have at most `most` then.
+    /// Takes a permit of so many units, if all permits have at most `most` then.
     ///
     /// # Errors
     /// About how long it takes until so many are free.
-    pub fn take(&self, units: usize, most: usize, now: Instant) -> Result<Place, Duration> {
-        let mut places = self.places();
-        places.check(units, most, None, now)?;
-        places.last += 1;
-        places.units += units;
-        let number = places.last;
-        places.held.insert(number, Held { since: now, units });
-        drop(places);
-        Ok(Place { of: self.clone(), number })
+    pub fn take(&self, units: usize, most: usize, now: Instant) -> Result<Permit, Duration> {
+        let mut permits = self.permits();
+        permits.check(units, most, None, now)?;
+        permits.last += 1;
+        permits.units += units;
+        let number = permits.last;
+        permits.held.insert(number, Held { since: now, units });
+        drop(permits);
+        Ok(Permit { of: self.clone(), number })
     }
 
     pub fn downgrade(&self) -> WeakInFlight {
@@ -72,7 +72,7 @@ impl InFlight {
     }
 
     /// Nothing panics while it holds the lock.
-    fn places(&self) -> MutexGuard<'_, Places> {
+    fn permits(&self) -> MutexGuard<'_, Permits> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -82,26 +82,26 @@ impl WeakInFlight {
         self.0.upgrade().map(InFlight)
     }
 
-    /// Whether an [`InFlight`] or one of its places still exists.
+    /// Whether an [`InFlight`] or one of its permits still exists.
     pub fn is_held(&self) -> bool {
         self.0.strong_count() > 0
     }
 }
 
-impl Place {
+impl Permit {
     pub fn units(&self) -> usize {
-        self.of.places().held.get(&self.number).map_or(0, |held| held.units)
+        self.of.permits().held.get(&self.number).map_or(0, |held| held.units)
     }
 
-    /// Takes more units, if all places have at most `most` then.
+    /// Takes more units, if all permits have at most `most` then.
     ///
     /// # Errors
     /// About how long it takes until so many are free.
     pub fn grow(&mut self, units: usize, most: usize, now: Instant) -> Result<(), Duration> {
-        let mut places = self.of.places();
-        places.check(units, most, Some(self.number), now)?;
-        places.units += units;
-        if let Some(held) = places.held.get_mut(&self.number) {
+        let mut permits = self.of.permits();
+        permits.check(units, most, Some(self.number), now)?;
+        permits.units += units;
+        if let Some(held) = permits.held.get_mut(&self.number) {
             held.units += units;
         }
         Ok(())
@@ -109,16 +109,16 @@ impl Place {
 
     /// Gives back units that it has.
     pub fn shrink(&mut self, units: usize) {
-        let mut places = self.of.places();
-        places.units -= units;
-        if let Some(held) = places.held.get_mut(&self.number) {
+        let mut permits = self.of.permits();
+        permits.units -= units;
+        if let Some(held) = permits.held.get_mut(&self.number) {
             held.units -= units;
         }
     }
 }
 
-impl Places {
-    /// Checks that `units` more fit, for a new place or for the place `of`.
+impl Permits {
+    /// Checks that `units` more fit, for a new permit or for the permit `of`.
     fn check(&self, units: usize, most: usize, of: Option<u64>, now: Instant) -> Result<(), Duration> {
         match (self.units + units).saturating_sub(most) {
             0 => Ok(()),
@@ -126,8 +126,8 @@ impl Places {
         }
     }
 
-    /// When enough places will have ended. A place is expected to take the mean time of those that ended; an older one is expected to take
-    /// the mean once more. Before any place has ended, each is expected to take as long again as it took so far. The place `of` is not
+    /// When enough permits will have ended. A permit is expected to take the mean time of those that ended; an older one is expected to take
+    /// the mean once more. Before any permit has ended, each is expected to take as long again as it took so far. The permit `of` is not
     /// counted: if it cannot grow, it is given back.
     fn free_after(&self, missing: usize, of: Option<u64>, now: Instant) -> Duration {
         let others = self.held.iter().filter(|(number, _)| Some(**number) != of).map(|(_, held)| held);
@@ -146,7 +146,7 @@ impl Places {
             ends.sort_unstable();
         }
         let mut freed = 0;
-        // The first place at whose end enough units are free, or the last.
+        // The first permit at whose end enough units are free, or the last.
         let last = ends.into_iter().find(|(_, units)| {
             freed += *units;
             freed >= missing.min(all)
@@ -163,9 +163,9 @@ impl Places {
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
-        self.of.places().end(self.number, Instant::now());
+        self.of.permits().end(self.number, Instant::now());
     }
 }
 
@@ -176,7 +176,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn places_are_bounded_and_come_back() {
+    fn permits_are_bounded_and_come_back() {
         let (in_flight, now) = (InFlight::default(), Instant::now());
         let first = in_flight.enter(2, now).unwrap();
         let _second = in_flight.enter(2, now).unwrap();
@@ -193,42 +193,42 @@ mod tests {
         let second = in_flight.take(6, 10, now).unwrap();
         assert!(in_flight.take(2, 10, now).is_err() && first.grow(2, 10, now).is_err());
         first.grow(1, 10, now).unwrap();
-        assert_eq!((first.units(), in_flight.places().units), (4, 10));
+        assert_eq!((first.units(), in_flight.permits().units), (4, 10));
         first.shrink(1);
         drop(second);
-        assert_eq!((first.units(), in_flight.places().units), (3, 3));
+        assert_eq!((first.units(), in_flight.permits().units), (3, 3));
         drop(first);
-        assert_eq!(in_flight.places().units, 0);
+        assert_eq!(in_flight.permits().units, 0);
     }
 
     #[test]
-    fn the_wait_for_a_place_follows_how_long_places_take() {
+    fn the_wait_for_a_permit_follows_how_long_permits_take() {
         let start = Instant::now();
-        let mut places = Places::default();
-        let enter = |places: &mut Places, second: u32, units| {
-            places.last += 1;
-            places.held.insert(places.last, Held { since: start + second * SECOND, units });
-            places.units += units;
-            places.last
+        let mut permits = Permits::default();
+        let enter = |permits: &mut Permits, second: u32, units| {
+            permits.last += 1;
+            permits.held.insert(permits.last, Held { since: start + second * SECOND, units });
+            permits.units += units;
+            permits.last
         };
         let after =
-            |places: &Places, missing, second| places.free_after(missing, None, start + second * SECOND);
-        let first = enter(&mut places, 0, 1);
-        assert_eq!(after(&places, 1, 0), SECOND);
-        assert_eq!(after(&places, 1, 20), 20 * SECOND, "as long again");
-        places.end(first, start + 60 * SECOND);
-        let oldest = enter(&mut places, 60, 1);
-        enter(&mut places, 80, 2);
+            |permits: &Permits, missing, second| permits.free_after(missing, None, start + second * SECOND);
+        let first = enter(&mut permits, 0, 1);
+        assert_eq!(after(&permits, 1, 0), SECOND);
+        assert_eq!(after(&permits, 1, 20), 20 * SECOND, "as long again");
+        permits.end(first, start + 60 * SECOND);
+        let oldest = enter(&mut permits, 60, 1);
+        enter(&mut permits, 80, 2);
         // From 120 on the oldest counts as one that has just begun, and the other may end before it; from 140 on so does that.
         for (second, wait) in [(80, 40), (119, 1), (120, 20), (139, 1), (150, 60), (9000, 60)] {
-            assert_eq!(after(&places, 1, second), wait * SECOND, "{second}");
+            assert_eq!(after(&permits, 1, second), wait * SECOND, "{second}");
         }
         // Those of the oldest are not enough: the next one has to end, too.
         for (second, wait) in [(80, 60), (119, 21), (141, 60)] {
-            assert_eq!(after(&places, 2, second), wait * SECOND, "{second}");
+            assert_eq!(after(&permits, 2, second), wait * SECOND, "{second}");
         }
-        assert_eq!(after(&places, 9, 80), 60 * SECOND, "more than all have");
+        assert_eq!(after(&permits, 9, 80), 60 * SECOND, "more than all have");
         // What cannot grow ends at once, and frees nothing that is missing.
-        assert_eq!(places.free_after(1, Some(oldest), start + 80 * SECOND), 60 * SECOND);
+        assert_eq!(permits.free_after(1, Some(oldest), start + 80 * SECOND), 60 * SECOND);
     }
 }

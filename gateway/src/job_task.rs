@@ -31,11 +31,11 @@ pub(crate) use end::End;
 use end::Ended;
 pub(crate) use records::Unread;
 
-/// How long a job is awaited that nobody withdraws. A queue that moves at all has reached the job by then.
-const JOB_MAX: Duration = Duration::from_secs(24 * 3600);
+/// How long a job is awaited, from its submission to its last reply. The client library ends the wait.
+pub const JOB_MAX: Duration = Duration::from_secs(3600);
 
 /// How long a withdrawn job's end is awaited, and its withdrawal repeated. A job that a policy of the broker removed never ends.
-const WITHDRAWN_MAX: Duration = Duration::from_secs(3600);
+const WITHDRAWN_AWAITED_MAX: Duration = Duration::from_secs(3600);
 
 /// The interval of `progress` events about the queue, for clients that follow a waiting job.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
@@ -146,10 +146,9 @@ impl Task {
     /// Follows the job's life until its end, or its withdrawal and then its end. `held` is what it holds until its end or its withdrawal, and
     /// `own` until its end, or until its withdrawal is among those that a gateway which stops waits for.
     pub(crate) async fn run(&self, life: impl Future<Output = End>, held: impl Send, own: Option<OwnJob>) {
-        let mut life = std::pin::pin!(timeout(JOB_MAX, life));
+        let mut life = std::pin::pin!(life);
         let end = tokio::select! {
-            // `None` after `JOB_MAX`: no caller needs the job any more, so it is withdrawn.
-            end = &mut life => end.ok(),
+            end = &mut life => Some(end),
             () = self.entry.withdrawn() => None,
         };
         let Some(end) = end else {
@@ -182,7 +181,7 @@ impl Task {
         let awaited = self.app.link.withdrawals.add(withdrawal);
         drop(own);
         if let Some(_awaited) = awaited {
-            let _ = timeout(WITHDRAWN_MAX, life).await;
+            let _ = timeout(WITHDRAWN_AWAITED_MAX, life).await;
         }
         self.remove_record().await;
     }

@@ -61,7 +61,10 @@ struct Bucket {
 impl Usage {
     /// Takes one request from the bucket. An `Err` is the time until there is one.
     pub fn take_request(&self, per_minute: u32, now: Instant) -> Result<(), Duration> {
-        let most = f64::from(per_minute.max(1));
+        if per_minute == 0 {
+            return Err(Duration::from_secs(60));
+        }
+        let most = f64::from(per_minute);
         // Nothing panics while it holds the lock.
         let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
         let bucket = bucket.get_or_insert(Bucket { left: most, at: now });

@@ -27,13 +27,13 @@ use vramq_gateway::config::{Config, Files, Invalid};
 use vramq_gateway::descriptors;
 use vramq_gateway::drain::Drain;
 use vramq_gateway::files::FileStore;
+use vramq_gateway::job_task::JOB_MAX;
 use vramq_gateway::jobs::ResultStore;
 use vramq_gateway::keys;
 use vramq_gateway::operator::Operator;
 use vramq_gateway::outputs::OutputStore;
 use vramq_gateway::routes::router;
 use vramq_gateway::server::Server;
-use vramq_gateway::storage::Storage;
 use vramq_producer::{Client, ConnectError};
 use vramq_program::LogFormat;
 use vramq_spans::Spans;
@@ -135,6 +135,7 @@ fn init_logs(options: &Options) -> Result<(), String> {
         *metadata.level() != Level::TRACE || !metadata.target().starts_with("lapin")
     });
     tracing_subscriber::registry().with(filter).with(lines.with_filter(passwords)).init();
+    vramq_program::log_panics();
     Ok(())
 }
 
@@ -187,7 +188,8 @@ async fn run(config: Config) -> Result<Exit, String> {
     let stores = Stores { results: results.zip(adoption), files, outputs };
     let app = App::new(config, client, link, stores, operator, drained);
     tracing::info!(%address, "serving");
-    tokio::spawn(sweep(app.clone()));
+    tokio::spawn(sweep_jobs(app.clone()));
+    tokio::spawn(sweep_places(app.clone()));
     tokio::spawn(drain_on_signal(drain, drain_max).await?);
     let all_answered = server.run(router(app.clone(), spans.clone()), &app.metrics).await;
     app.leave_unfinished_jobs().await;
@@ -247,6 +249,7 @@ async fn connect(config: &Config, link: &Arc<Link>) -> Result<(Client, Option<Ad
 fn client_options(config: &Config) -> vramq_producer::Options {
     let mut options = vramq_producer::Options::new(config.broker.url.clone());
     options.connection_name = format!("vramq-gateway {}", std::process::id());
+    options.timeout = Some(JOB_MAX);
     // Withdrawn jobs are awaited as well, and must not take the places of others.
     options.jobs_in_flight = config.limits.in_flight + WITHDRAWN_MAX;
     options.anonymous = config.broker.anonymous;
@@ -273,14 +276,24 @@ async fn until_reached<T, F: Future<Output = Result<T, ConnectError>>>(
     }
 }
 
-async fn sweep(app: App) {
+async fn sweep_jobs(app: App) {
     let mut ticks = interval(SWEEP_EVERY);
     loop {
         ticks.tick().await;
         app.jobs.sweep();
+    }
+}
+
+/// A place that hangs holds it up.
+async fn sweep_places(app: App) {
+    let mut ticks = interval(SWEEP_EVERY);
+    loop {
+        ticks.tick().await;
         let storages =
             [app.results.as_ref().map(ResultStore::storage), app.files.as_ref().map(FileStore::storage)];
-        storages.into_iter().flatten().for_each(Storage::check_folder);
+        for storage in storages.into_iter().flatten() {
+            storage.check_folder().await;
+        }
         if let Some(results) = &app.results
             && results.storage().is_to_be_swept()
             && let Err(error) = results.sweep().await

@@ -155,3 +155,36 @@ impl Metrics {
         text
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_metric_is_in_the_docs() {
+        let metrics = Metrics::default();
+        metrics.requests.get_or_create(&Request { route: "/".into(), status: 200 }).inc();
+        metrics.seconds.get_or_create(&Route { route: "/".into() }).observe(1.0);
+        metrics.ended.get_or_create(&Ended { end: Word("done") }).inc();
+        let now = Now {
+            unfinished_jobs: 0,
+            kept_jobs: 0,
+            kept_bytes: 0,
+            withdrawals: 0,
+            excess: Excess::default(),
+            connected: true,
+        };
+        let text = metrics.encode(now);
+        let described: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
+        let documented = include_str!("../../docs/metrics.md");
+        for line in &described {
+            let (name, kind) = line.split_once(' ').unwrap();
+            let suffix = if kind == "counter" { "_total" } else { "" };
+            assert!(
+                documented.contains(&format!("| `{name}{suffix}` | {kind} |")),
+                "docs/metrics.md lacks {line}"
+            );
+        }
+        assert_eq!(described.len(), documented.matches("| `vramq_gateway_").count());
+    }
+}

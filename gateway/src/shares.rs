@@ -23,7 +23,7 @@ impl Shares {
         self.most
     }
 
-    /// What a caller has of its share, forgotten when the last place and handle of it are dropped.
+    /// What a caller has of its share, forgotten when the last permit and handle of it are dropped.
     pub fn of(&self, caller: &str) -> InFlight {
         // Nothing panics while it holds the lock.
         let mut by_caller = self.by_caller.lock().unwrap_or_else(PoisonError::into_inner);

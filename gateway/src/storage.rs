@@ -1,17 +1,21 @@
 //! Stores results and uploads in a folder, or in an object store of a cloud.
 
+mod owners;
+
 use std::collections::HashMap;
 use std::fmt;
+use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::StreamExt as _;
-use futures_util::stream;
+use futures_util::stream::{self, BoxStream};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore};
+use tokio::task::spawn_blocking;
 use url::Url;
 use vramq_stores::cloud::CloudStore;
 use vramq_stores::reference::{origin, segments};
@@ -74,7 +78,7 @@ pub struct Storage {
     /// What the URLs of its objects begin with.
     base: Url,
     /// Where a folder is, and which one it was when it was last looked at. `None` for an object store.
-    folder: Option<KnownFolder>,
+    folder: Option<Arc<KnownFolder>>,
     sweep_every: Duration,
     /// When it was last looked through.
     swept: Mutex<Option<Instant>>,
@@ -131,7 +135,7 @@ impl Storage {
                 let folder = std::fs::canonicalize(folder).map_err(|e| explained(&e))?;
                 let objects = LocalFileSystem::new_with_prefix(&folder).map_err(|e| explained(&e))?;
                 let base = Url::from_directory_path(&folder).map_err(|()| explained(&"has no URL"))?;
-                (Arc::new(objects), base, Some(KnownFolder::new(folder)), Duration::ZERO)
+                (Arc::new(objects), base, Some(Arc::new(KnownFolder::new(folder))), Duration::ZERO)
             }
             Place::Cloud(cloud) => (cloud.objects(), cloud.url().clone(), None, CLOUD_SWEEP),
         };
@@ -156,7 +160,7 @@ impl Storage {
     }
 
     /// Lists the store. Removes objects that `is_ours` and that are old, and returns the bytes of the others by owner. Each owner has a
-    /// folder.
+    /// folder. In a folder it also removes what was never written to its end, and goes on with the next owner behind what it cannot list.
     ///
     /// # Errors
     /// The listing ended early. What it had listed so far was handled.
@@ -165,7 +169,11 @@ impl Storage {
         is_ours: impl Fn(&Path) -> bool,
         mut is_old: impl FnMut(&ObjectMeta) -> bool,
     ) -> object_store::Result<HashMap<String, u64>> {
-        let mut listed = self.objects.list(None);
+        let mut listed = match &self.folder {
+            Some(folder) => self.in_folder(&folder.path, &is_ours).await?,
+            None => self.objects.list(None),
+        };
+        let mut skipped = None;
         let (mut bytes, mut old, mut ended) = (HashMap::<String, u64>::new(), Vec::new(), Ok(()));
         while let Some(meta) = listed.next().await {
             match meta {
@@ -175,6 +183,9 @@ impl Storage {
                     if let Some((owner, _)) = meta.location.as_ref().split_once('/') {
                         *bytes.entry(owner.to_owned()).or_default() += meta.size;
                     }
+                }
+                Err(error) if self.folder.is_some() => {
+                    skipped.get_or_insert(error);
                 }
                 Err(error) => {
                     ended = Err(error);
@@ -186,7 +197,33 @@ impl Storage {
             }
         }
         self.remove(old).await;
+        if let Some(error) = skipped {
+            tracing::warn!(place = self.base.as_str(), %error, "cannot list a part of the folder: it is neither counted nor removed");
+        }
         ended.map(|()| bytes)
+    }
+
+    /// The objects of all owners, when what gateways that were killed have left is removed.
+    async fn in_folder(
+        &self,
+        folder: &FsPath,
+        is_ours: impl Fn(&Path) -> bool,
+    ) -> object_store::Result<BoxStream<'static, object_store::Result<ObjectMeta>>> {
+        let path = folder.to_owned();
+        let looked = spawn_blocking(move || owners::look(&path)).await.map_err(io::Error::other);
+        let found = looked.flatten().map_err(|error| object_store::Error::Generic {
+            store: "folder",
+            source: format!("{}: {error}", folder.display()).into(),
+        })?;
+        for left in found.unfinished {
+            if is_ours(&Path::from_iter([left.owner.as_str(), left.name.as_str()])) {
+                // Another gateway may have removed it.
+                let _ = tokio::fs::remove_file(&left.file).await;
+            }
+        }
+        let objects = Arc::clone(&self.objects);
+        let lists = stream::iter(found.names).map(move |owner| objects.list(Some(&Path::from(owner))));
+        Ok(lists.flatten().boxed())
     }
 
     async fn remove(&self, old: Vec<Path>) {
@@ -209,15 +246,16 @@ impl Storage {
 
     /// Logs that the folder is gone, or is another one than before: storing something makes a missing folder again, so nothing else
     /// would tell. Each loss is logged once.
-    pub fn check_folder(&self) {
+    pub async fn check_folder(&self) {
         let Some(folder) = &self.folder else { return };
-        if let Some(what) = folder.loss() {
-            tracing::warn!(
-                folder = %folder.path.display(),
-                "the folder {what} while the gateway runs: what was stored in it cannot be read any more. New objects are stored in a folder \
-                 at the same path: check its mount"
-            );
-        }
+        let looked = Arc::clone(folder);
+        // A file system that hangs holds a thread of its own.
+        let Ok(Some(what)) = spawn_blocking(move || looked.loss()).await else { return };
+        tracing::warn!(
+            folder = %folder.path.display(),
+            "the folder {what} while the gateway runs: what was stored in it cannot be read any more. New objects are stored in a folder \
+             at the same path: check its mount"
+        );
     }
 
     /// The listing ended early: list again.
@@ -260,6 +298,33 @@ mod tests {
         store().await;
         assert_eq!(folder.loss(), Some("was replaced by another one"));
         assert_eq!(folder.loss(), None);
+    }
+
+    #[tokio::test]
+    async fn a_folder_with_a_part_that_cannot_be_listed_is_swept() {
+        let parent = tempfile::tempdir().unwrap();
+        let storage = Storage::open(&Place::Folder(parent.path().to_owned())).unwrap();
+        for name in ["a/old", "a/new", "b/new"] {
+            storage.objects.put(&Path::from(name), vec![1; 3].into()).await.unwrap();
+        }
+        std::fs::create_dir(parent.path().join("c")).unwrap();
+        // Loops, one of them beside the owners, where a file system may have folders of its own.
+        for link in ["loop+", "c/loop"] {
+            std::os::unix::fs::symlink(".", parent.path().join(link)).unwrap();
+        }
+        let long_ago = SystemTime::now() - Duration::from_secs(25 * 3600);
+        for (left, written) in
+            [("a/new#1", long_ago), ("a/new#2", SystemTime::now()), ("a/other#1", long_ago)]
+        {
+            let file = std::fs::File::create(parent.path().join(left)).unwrap();
+            file.set_modified(written).unwrap();
+        }
+        let is_ours = |path: &Path| path.as_ref().ends_with("old") || path.as_ref().ends_with("new");
+        let bytes = storage.sweep(is_ours, |meta| meta.location.as_ref() == "a/old").await.unwrap();
+        assert_eq!(bytes, HashMap::from([("a".to_owned(), 3), ("b".to_owned(), 3)]));
+        let is_there = |name| parent.path().join(name).exists();
+        assert_eq!(["a/old", "a/new", "b/new"].map(is_there), [false, true, true]);
+        assert_eq!(["a/new#1", "a/new#2", "a/other#1"].map(is_there), [false, true, true]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! they have stored its end. So another gateway can consume the queue of one that is gone.
 
 mod attendance;
-mod places;
+mod follow_permits;
 mod queue;
 
 use std::collections::HashMap;
@@ -14,8 +14,8 @@ use vramq_producer::{Client, ConnectError, Options};
 use crate::broker::link::Link;
 use crate::jobs::record::KEPT_LEAST;
 use attendance::{Attendance, Presence};
-pub use places::Place;
-use places::Places;
+pub use follow_permits::FollowPermit;
+use follow_permits::FollowPermits;
 pub use queue::AdoptedQueue;
 
 /// How long this gateway tries to reconnect to an adopted queue. Then it checks whether the queue still has to be adopted.
@@ -31,7 +31,7 @@ pub struct Adoption {
     link: Arc<Link>,
     attendance: Mutex<Attendance>,
     adopted: Mutex<HashMap<String, Arc<Adopted>>>,
-    places: Places,
+    permits: FollowPermits,
 }
 
 /// A queue that this gateway may have adopted. Locked while it does: a second connection would take half of its replies.
@@ -58,7 +58,7 @@ impl Adoption {
             link,
             attendance: Mutex::default(),
             adopted: Mutex::default(),
-            places: Places::default(),
+            permits: FollowPermits::default(),
         })
     }
 
@@ -111,17 +111,12 @@ impl Adoption {
         self.attendance().forget(queue);
     }
 
-    /// How long a job is awaited; `None` without a limit.
-    pub fn patience(&self) -> Option<Duration> {
-        self.options.timeout
-    }
-
-    /// Reserves a place to follow one job of this caller.
+    /// Takes a permit to follow one job of this caller.
     ///
     /// # Errors
-    /// About how long it takes until a place is free: all are taken, or all that the caller may have.
-    pub fn place(&self, caller: &str) -> Result<Place, Duration> {
-        self.places.place(caller, Instant::now())
+    /// About how long it takes until one is free: all are taken, or all that the caller may have.
+    pub fn permit(&self, caller: &str) -> Result<FollowPermit, Duration> {
+        self.permits.permit(caller, Instant::now())
     }
 
     fn attendance(&self) -> MutexGuard<'_, Attendance> {

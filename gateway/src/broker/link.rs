@@ -2,28 +2,30 @@
 //! dead letters. Jobs and replies use the connections of the client library.
 
 use std::convert::Infallible;
+use std::io;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt as _;
+use futures_util::{Stream, StreamExt as _};
 use lapin::protocol::AMQPErrorKind;
-use lapin::{Connection, Consumer, ErrorKind};
+use lapin::{Connection, ErrorKind};
 use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval, timeout};
-use vramq_amqp::{
-    Address, Depth, LastError, REPEAT_EVERY, Withdrawals, is_missing, next_delivery, queue_depth,
-    subscribe_to_heartbeats,
-};
-use vramq_schemas::topology::{bulk_queue, jobs_queue};
+use vramq_amqp::{Address, Depth, LastError, Withdrawals, subscribe_to_heartbeats};
 
-use super::dead_letters::{self, Letters};
+use super::answering::Answering;
+use super::dead_letters::Letters;
 use super::fleet::Fleet;
 use super::outlook::Queues;
-use super::questions::{self, ANSWER_WITHIN, Asker, NoAnswer, Question, Questions, Turn};
+use super::questions::{self, Asker, NoAnswer, Question, Questions, Turn};
 use super::withdrawing::Withdrawing;
 
 /// How often the exchange of heartbeats is looked for while it is missing.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How long the broker may leave a request of the link unanswered while the connection is open.
+pub(super) const SILENT_MAX: Duration = Duration::from_secs(60);
 
 const RECONNECT_WAIT: Duration = Duration::from_secs(1);
 
@@ -155,121 +157,65 @@ impl LinkTask {
     }
 
     async fn session(&mut self, connection: &Arc<Connection>) -> lapin::Result<Infallible> {
-        let link = Arc::clone(&self.link);
-        let mut events = connection.events_listener();
-        self.withdrawing.open(connection).await?;
-        let mut heartbeats = None::<Consumer>;
-        let mut look = interval(LOOK_EVERY);
-        let mut repeat = interval(REPEAT_EVERY);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        repeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                event = events.next() => match event {
-                    None => return Err(ErrorKind::InvalidConnectionState(lapin::ConnectionState::Closed).into()),
-                    // The error of a channel only. For example, the broker closes a channel over a missing queue; the call on that channel
-                    // returns the error.
-                    Some(lapin::Event::Error(error)) if is_of_a_channel(&error) => self.withdrawing.channel_was_closed(&error),
-                    Some(lapin::Event::Error(error)) => return Err(error),
-                    Some(_) => {}
-                },
-                delivery = next_delivery(&mut heartbeats) => match delivery {
-                    Some(delivery) => link.hear(&delivery?.data),
-                    None => heartbeats = None,
-                },
-                _ = look.tick(), if heartbeats.is_none() => heartbeats = subscribe_to_heartbeats(connection).await?,
-                _ = repeat.tick() => {
-                    self.withdrawing.report(link.withdrawals.excess());
-                    let open = link.withdrawals.all();
-                    if !open.is_empty() {
-                        self.withdrawing.open(connection).await?;
-                        self.withdrawing.publish(&open).await?;
-                    }
-                }
-                () = link.withdrawals.added.notified() => self.withdrawing.publish(&link.withdrawals.take_unsent()).await?,
-                Some(question) = self.questions.next() => self.answer(connection, question).await?,
-            }
+        let Self { link, questions, withdrawing, .. } = self;
+        // Before any request, so that no error is missed.
+        let events = connection.events_listener();
+        // Side by side: a request that the broker does not answer delays nothing else.
+        tokio::select! {
+            lost = lost(events, withdrawing) => Err(lost),
+            ended = link.hear_heartbeats(connection) => ended,
+            ended = withdrawing.run(connection, &link.withdrawals) => ended,
+            ended = Answering::new(link, connection).run(questions) => ended,
         }
-    }
-
-    /// The depth of a model's queues. With the key under which they were counted, if the model has no queue under its name and workers name
-    /// another key.
-    async fn count(&self, connection: &Connection, model: &str) -> lapin::Result<(Depth, Option<String>)> {
-        let depth = self.count_under(connection, model, model).await?;
-        if depth != Depth::NoQueue {
-            return Ok((depth, None));
-        }
-        // Keep the last key while the model's workers are away.
-        let before = self.link.queues().key(model).map(str::to_owned);
-        let key = self.link.fleet().other_key(model, Instant::now()).or(before);
-        match key {
-            Some(key) => Ok((self.count_under(connection, model, &key).await?, Some(key))),
-            None => Ok((depth, None)),
-        }
-    }
-
-    /// The depth of the queue under a key, with what waits of the model's large jobs, and in the further queues that its workers name.
-    async fn count_under(&self, connection: &Connection, model: &str, key: &str) -> lapin::Result<Depth> {
-        let mut depth = queue_depth(connection, &jobs_queue(key)).await?;
-        if depth == Depth::NoQueue {
-            // Requests may name any model: one that no worker serves costs the broker only one request.
-            return Ok(depth);
-        }
-        let further = self.link.fleet().further_queues(model, key, Instant::now());
-        for queue in std::iter::once(bulk_queue(key)).chain(further) {
-            let counted = queue_depth(connection, &queue).await?;
-            if let (Depth::Messages { ready, .. }, Depth::Messages { ready: more, .. }) =
-                (&mut depth, counted)
-            {
-                *ready = ready.saturating_add(more);
-            }
-        }
-        Ok(depth)
-    }
-
-    async fn answer(&self, connection: &Arc<Connection>, question: Question) -> lapin::Result<()> {
-        match question {
-            Question::Depth { model, answer } => {
-                // Another request may have counted it in the meantime.
-                let fresh = self.link.queues().fresh(&model, Instant::now());
-                let depth = match fresh {
-                    Some(depth) => depth,
-                    None => {
-                        let (depth, key) = self.count(connection, &model).await?;
-                        self.link.queues().note(&model, key, depth, Instant::now());
-                        depth
-                    }
-                };
-                // An `Err`: the request was given up in the meantime.
-                let _ = answer.send(depth);
-            }
-            Question::Queue { name, answer } => {
-                let _ = answer.send(queue_depth(connection, &name).await?);
-            }
-            Question::DeadLetters { model, answer } => {
-                let connection = Arc::clone(connection);
-                tokio::spawn(async move {
-                    let letters = timeout(ANSWER_WITHIN, dead_letters::read(&connection, &model)).await;
-                    let letters = match letters {
-                        Ok(Ok(letters)) => Ok(letters),
-                        Ok(Err(error)) if is_missing(&error) => Ok(Letters::default()),
-                        Ok(Err(error)) => Err(error.to_string()),
-                        Err(_) => Err(NoAnswer.to_string()),
-                    };
-                    let _ = answer.send(letters);
-                });
-            }
-        }
-        Ok(())
     }
 }
 
 impl Link {
+    /// Receives the heartbeats of workers.
+    ///
+    /// # Errors
+    /// The connection is lost, or the broker does not answer.
+    async fn hear_heartbeats(&self, connection: &Connection) -> lapin::Result<Infallible> {
+        let mut look = interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            look.tick().await;
+            let Some(mut heartbeats) = answered(subscribe_to_heartbeats(connection)).await? else { continue };
+            while let Some(delivery) = heartbeats.next().await {
+                self.hear(&delivery?.data);
+            }
+        }
+    }
+
     fn hear(&self, body: &[u8]) {
         let queues = self.queues();
         let now = Instant::now();
         self.fleet().hear(body, now, |model| queues.has_backlog(model, now));
     }
+}
+
+/// Waits for the end of a connection. Why it ended.
+async fn lost(events: impl Stream<Item = lapin::Event>, withdrawing: &Withdrawing) -> lapin::Error {
+    let mut events = pin!(events);
+    while let Some(event) = events.next().await {
+        match event {
+            // The error of a channel only. For example, the broker closes a channel over a missing queue; the call on that channel returns
+            // the error.
+            lapin::Event::Error(error) if is_of_a_channel(&error) => withdrawing.channel_was_closed(&error),
+            lapin::Event::Error(error) => return error,
+            _ => {}
+        }
+    }
+    ErrorKind::InvalidConnectionState(lapin::ConnectionState::Closed).into()
+}
+
+/// Waits for the broker's answer, but not for ever.
+pub(super) async fn answered<T>(request: impl Future<Output = lapin::Result<T>>) -> lapin::Result<T> {
+    let silent = || {
+        let why = format!("no answer within {} s", SILENT_MAX.as_secs());
+        ErrorKind::IOError(Arc::new(io::Error::new(io::ErrorKind::TimedOut, why))).into()
+    };
+    timeout(SILENT_MAX, request).await.unwrap_or_else(|_| Err(silent()))
 }
 
 /// Whether an error has closed a channel and left the connection open.
@@ -281,6 +227,7 @@ fn is_of_a_channel(error: &lapin::Error) -> bool {
 mod tests {
     use vramq_schemas::status::{Heartbeat, ModelStatus, WorkerState};
 
+    use super::super::questions::ANSWER_WITHIN;
     use super::*;
 
     #[tokio::test]

@@ -1,5 +1,6 @@
 //! The gateway's dealings with the broker besides jobs and replies: heartbeats, queue depths, dead letters and withdrawals.
 
+mod answering;
 pub mod dead_letters;
 pub mod fleet;
 pub mod link;

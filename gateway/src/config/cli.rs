@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use vramq_amqp::{Overrides, Vocabulary};
 use vramq_program::{
     BrokerOptions, Completions, LogFormat, Manual, completions_help, log_filter, manual_help, read_text,
+    variables,
 };
 
 use super::{Config, Fault, Invalid};
@@ -88,7 +89,7 @@ pub struct Options {
     /// What to log: a level, or directives as in `info,lapin=debug`.
     #[arg(long, env = "VRAMQ_LOG", default_value = "info", value_name = "FILTER", value_parser = log_filter)]
     pub log: String,
-    /// One JSON object a line, or text.
+    /// Text, or one JSON object a line.
     #[arg(long, env = "VRAMQ_LOG_FORMAT", value_enum, default_value_t = LogFormat::Json)]
     pub log_format: LogFormat,
 }
@@ -120,17 +121,9 @@ impl Options {
         }
     }
 
-    /// The variables of the flags.
-    fn variables() -> Vec<String> {
-        let command = Self::augment_args(clap::Command::new(""));
-        let variables =
-            command.get_arguments().filter_map(|flag| flag.get_env()?.to_str().map(str::to_owned));
-        variables.collect()
-    }
-
     fn overrides(&self) -> Overrides {
         let vocabulary = Vocabulary {
-            variables: Self::variables(),
+            variables: variables(&Self::augment_args(clap::Command::new(""))),
             prefix: ENVIRONMENT_PREFIX.to_owned(),
             keys: Config::keys(),
         };
@@ -148,37 +141,17 @@ impl Options {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use vramq_testkit::keys_of_page::keys_of_page;
 
-    /// The other programs leave these alone.
-    #[test]
-    fn every_variable_is_in_the_list_of_all_programs() {
-        let variables = Options::variables();
-        assert!(!variables.is_empty());
-        let unlisted: Vec<_> = variables.iter().filter(|name| !vramq_amqp::is_read(name)).collect();
-        assert!(unlisted.is_empty(), "{unlisted:?}");
-    }
+    use super::*;
 
     #[test]
     fn the_keys_of_the_page_are_known() {
         let page = include_str!("../../../docs/http.md");
-        let known = Config::keys();
-        let (_, page) = page.split_once("## Configuration").unwrap();
-        let mut table = String::new();
-        let mut seen = 0;
-        for line in page.lines().skip_while(|line| !line.starts_with("```toml")).skip(1) {
-            let line = line.strip_prefix("# ").unwrap_or(line);
-            if line.starts_with("```") {
-                break;
-            }
-            if let Some((name, _)) = line.strip_prefix('[').and_then(|line| line.split_once(']')) {
-                table = name.replace("model.nomic", "model.NAME");
-            } else if let Some((key, _)) = line.split_once(" = ").filter(|(key, _)| !key.contains(' ')) {
-                let key = format!("{table}.{key}");
-                assert!(known.contains(&key), "{key} is not in {known:?}");
-                seen += 1;
-            }
-        }
-        assert!(seen > 35, "{seen} keys");
+        let (_, configuration) = page.split_once("## Configuration").unwrap();
+        let (of_page, known) = (keys_of_page(configuration), Config::keys());
+        let unknown: Vec<_> = of_page.iter().filter(|key| !known.contains(*key)).collect();
+        assert!(unknown.is_empty(), "{unknown:?} are not in {known:?}");
+        assert!(of_page.len() > 35, "{of_page:?}");
     }
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime};
 use tokio::time::sleep;
 use vramq_producer::JobError;
 
-use crate::adoption::{AdoptedQueue, Adoption, NotAdopted};
-use crate::job_task::{End, Task, Unread};
+use crate::adoption::{AdoptedQueue, NotAdopted};
+use crate::job_task::{End, JOB_MAX, Task, Unread};
 use crate::jobs::in_time::in_time;
 use crate::jobs::record::{KEPT_LEAST, Record};
 
@@ -15,8 +15,9 @@ use crate::jobs::record::{KEPT_LEAST, Record};
 const LOOK_FIRST: Duration = Duration::from_millis(100);
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// How long a job is awaited beyond the timeout of its own gateway, which stores the failure then.
+/// How long a job is awaited beyond [`JOB_MAX`], when its own gateway stores the failure.
 const BEYOND: Duration = Duration::from_secs(60);
+const _: () = assert!(KEPT_LEAST.as_secs() > JOB_MAX.as_secs() + BEYOND.as_secs());
 
 /// Follows the job until its end is known.
 pub(super) async fn life(task: &Task, record: &Record) -> End {
@@ -27,11 +28,11 @@ pub(super) async fn life(task: &Task, record: &Record) -> End {
             return End::Stored(state);
         }
         if is_unrecorded(task, record).await {
-            return end_of_unrecorded(task, adoption, record).await;
+            return end_of_unrecorded(task, record).await;
         }
-        let left = left(adoption, record);
+        let left = left(record);
         if left.is_zero() {
-            return End::Answered(Err(late(patience(adoption), record)), None);
+            return End::Answered(Err(late(record)), None);
         }
         match adoption.adopt(&record.reply_queue).await {
             Ok(None) => {}
@@ -74,11 +75,11 @@ async fn replies(task: &Task, record: &Record, queue: &AdoptedQueue, left: Durat
 
 /// The stored end of a job whose record is gone: its gateway stores the end just before it removes the record. Reads again while the store
 /// fails.
-async fn end_of_unrecorded(task: &Task, adoption: &Adoption, record: &Record) -> End {
+async fn end_of_unrecorded(task: &Task, record: &Record) -> End {
     loop {
         match task.read_end().await {
             Ok(end) => return end.map_or(End::Unknown, End::Stored),
-            Err(Unread) if left(adoption, record).is_zero() => return End::Unknown,
+            Err(Unread) if left(record).is_zero() => return End::Unknown,
             Err(Unread) => sleep(LOOK_EVERY).await,
         }
     }
@@ -92,12 +93,8 @@ async fn is_unrecorded(task: &Task, record: &Record) -> bool {
 }
 
 /// How long the job is still awaited: somewhat longer than by its own gateway, which has stored an end and removed the record by then.
-pub(super) fn left(adoption: &Adoption, record: &Record) -> Duration {
-    (patience(adoption) + BEYOND).saturating_sub(age(record))
-}
-
-fn patience(adoption: &Adoption) -> Duration {
-    adoption.patience().unwrap_or(KEPT_LEAST)
+pub(super) fn left(record: &Record) -> Duration {
+    (JOB_MAX + BEYOND).saturating_sub(age(record))
 }
 
 fn age(record: &Record) -> Duration {
@@ -105,6 +102,6 @@ fn age(record: &Record) -> Duration {
     now.saturating_sub(Duration::from_millis(record.created_at_ms))
 }
 
-fn late(after: Duration, record: &Record) -> JobError {
-    JobError::Timeout { after, items_done: 0, items: record.items }
+fn late(record: &Record) -> JobError {
+    JobError::Timeout { after: JOB_MAX, items_done: 0, items: record.items }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 
-use crate::adoption::Place;
+use crate::adoption::FollowPermit;
 use crate::app::App;
 use crate::job_task::{Task, callers};
 use crate::jobs::earlier::JobName;
@@ -49,7 +49,7 @@ pub async fn find_same(
 
 /// The record. `None` also if the store cannot be read, or if the record is so old that it must have been left behind.
 async fn record(app: &App, caller: &Caller, id: &str) -> Option<Record> {
-    let (results, adoption) = app.results.as_ref().zip(app.adoption.as_ref())?;
+    let results = app.results.as_ref()?;
     let read =
         in_time(id, "cannot read a job's record", Record::find(results.storage(), &caller.name, id)).await?;
     let record = read
@@ -60,7 +60,7 @@ async fn record(app: &App, caller: &Caller, id: &str) -> Option<Record> {
             );
         })
         .ok()??;
-    (!life::left(adoption, &record).is_zero()).then_some(record)
+    (!life::left(&record).is_zero()).then_some(record)
 }
 
 /// Follows a job from its record on, until its end.
@@ -68,10 +68,10 @@ fn follow(app: &App, caller: &Caller, record: Record) -> Result<Option<Arc<Entry
     let Some(adoption) = &app.adoption else { return Ok(None) };
     let before = app.jobs.find(&caller.name, &record.id);
     if let Some(before) = before.filter(|before| before.fingerprint == record.request_sha256) {
-        // The entry has its place already. It is known by its id only, even to requests that name it by an idempotency key.
+        // The entry has its permit already. It is known by its id only, even to requests that name it by an idempotency key.
         return Ok(Some(before));
     }
-    let place = adoption.place(&caller.name).map_err(|after| {
+    let permit = adoption.permit(&caller.name).map_err(|after| {
         let message = "this gateway follows as many jobs of other gateways as it may";
         Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message, after)
     })?;
@@ -86,11 +86,11 @@ fn follow(app: &App, caller: &Caller, record: Record) -> Result<Option<Arc<Entry
     }
     let task = Task { app: app.clone(), entry: Arc::clone(&entry), idempotency_key: None, kept: true };
     entry.happened("queued", task.estimate(), Some(State::Queued));
-    tokio::spawn(run(task, record, place));
+    tokio::spawn(run(task, record, permit));
     Ok(Some(entry))
 }
 
-async fn run(task: Task, record: Record, place: Place) {
+async fn run(task: Task, record: Record, permit: FollowPermit) {
     task.run(life::life(&task, &record), (), None).await;
-    drop(place);
+    drop(permit);
 }

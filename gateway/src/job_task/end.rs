@@ -63,7 +63,8 @@ impl Task {
         };
         let (state, receipt, is_to_be_stored) = match end {
             End::Unpublished(problem, claim) => {
-                let is_final = problem.retry == Retry::No;
+                // It names its job only if that may be in the queue. Else the same request may publish it later.
+                let is_final = problem.job.is_some();
                 let state = failed(problem, Vec::new(), false);
                 return Ended {
                     state,

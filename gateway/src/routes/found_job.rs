@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::StatusCode;
 use bytes::Bytes;
 use tokio::time::{Instant, sleep};
 
@@ -12,6 +13,8 @@ use crate::followed;
 use crate::jobs::Entry;
 use crate::jobs::claim::{ABANDONED_AFTER, Claim, Claimant};
 use crate::jobs::earlier::{self, JobName};
+use crate::jobs::in_time::in_time;
+use crate::jobs::store::ResultStore;
 use crate::jobs::view::end_of;
 use crate::keys::Caller;
 use crate::off_runtime::off_runtime;
@@ -20,6 +23,9 @@ use crate::problem::Problem;
 /// The first interval between looks for a job that another gateway publishes. Short, because a publish takes milliseconds.
 const CLAIM_LOOK_FIRST: Duration = Duration::from_millis(5);
 const CLAIM_LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// When a client may ask a store again that did not answer.
+const STORE_PAUSE: Duration = Duration::from_secs(10);
 
 /// A caller's job.
 #[derive(Debug)]
@@ -56,18 +62,28 @@ pub async fn find_by_id(app: &App, caller: &Caller, id: &str) -> Result<FoundJob
         return Ok(FoundJob::Here(entry));
     }
     if let Some(results) = &app.results {
-        if let Some(written) = results.get(&caller.name, id).await {
+        if let Some(written) = stored(results, caller, id).await? {
             return Ok(FoundJob::Stored(written));
         }
         if let Some(entry) = followed::find(app, caller, id).await? {
             return Ok(FoundJob::Here(entry));
         }
         // The job may have ended in the meantime.
-        if let Some(written) = results.get(&caller.name, id).await {
+        if let Some(written) = stored(results, caller, id).await? {
             return Ok(FoundJob::Stored(written));
         }
     }
     Err(unknown(app, id))
+}
+
+/// # Errors
+/// The store does not answer.
+async fn stored(results: &ResultStore, caller: &Caller, id: &str) -> Result<Option<Bytes>, Problem> {
+    let found = in_time(id, "cannot read a stored result", results.get(&caller.name, id)).await;
+    found.ok_or_else(|| {
+        let message = "the store of results does not answer";
+        Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "store", message, STORE_PAUSE)
+    })
 }
 
 /// A request that may be the same as an earlier one.

@@ -17,6 +17,7 @@ mod prefer;
 mod range;
 mod references;
 mod scores;
+mod sequences;
 mod shallow;
 mod sparse;
 mod tei;

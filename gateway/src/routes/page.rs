@@ -8,6 +8,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::future::join_all;
 use serde_json::json;
 use vramq_amqp::Depth;
 
@@ -73,12 +74,8 @@ pub async fn status(State(app): State<App>, Authenticated(caller): Authenticated
     let now = Instant::now();
     let names: Vec<_> =
         app.link.fleet().models(now).into_keys().filter(|name| caller.may_use(name)).collect();
-    for name in &names {
-        // Refreshes the count. If the broker does not answer for one model, the others are not asked: the answer has their last counts.
-        if app.link.depth(name).await.is_err() {
-            break;
-        }
-    }
+    // Refreshes the counts. Where the broker does not answer, the answer has the last one.
+    join_all(names.iter().map(|name| app.link.depth(name))).await;
     let models = app.link.fleet().models(now);
     let models: BTreeMap<_, _> = models
         .into_iter()

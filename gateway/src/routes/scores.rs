@@ -10,6 +10,7 @@ use vramq_schemas::BODY_BYTES_MAX;
 
 use super::one_job::Call;
 use super::openai::name_job;
+use super::sequences::{PredictInputs, Sequence};
 use super::tei::{choose, no_more_than};
 use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
@@ -48,25 +49,6 @@ pub struct PredictRequest {
     _truncate: Option<bool>,
 }
 
-/// What text-embeddings-inference takes: a text, alone or in a list, a pair of texts, or a list of lists of one text or two.
-#[derive(Debug, Deserialize)]
-#[serde(
-    untagged,
-    expecting = "`inputs` must be a text, a list of one text or of two, or a list of such lists"
-)]
-enum PredictInputs {
-    Text(String),
-    One(Sequence),
-    Batch(Vec<Sequence>),
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Sequence {
-    Text([String; 1]),
-    Pair([String; 2]),
-}
-
 /// `POST /rerank`.
 pub async fn rerank(call: Call) -> Response {
     call.answered(ranks).await
@@ -81,15 +63,16 @@ async fn ranks(call: Call) -> Result<Response, Problem> {
     call.hold(bytes)?;
     let (inputs, texts) = off_runtime(bytes, move || {
         let pairs: Vec<_> = texts.iter().map(|document| pair(&query, document)).collect();
-        (pairs, texts)
+        // The wait may be long.
+        (pairs, return_text.then_some(texts))
     })
     .await;
     let answered = call.run(model, inputs, params(raw_scores)).await;
     let (entry, answer) = answered.map_err(|problem| refused_by_model(problem, "a re-ranker"))?;
+    let mut texts = texts.unwrap_or_default().into_iter();
     let mut ranks = scores(&answer)
-        .zip(texts)
         .enumerate()
-        .map(|(index, (score, text))| Ok(Rank { index, score: score?, text: return_text.then_some(text) }))
+        .map(|(index, score)| Ok(Rank { index, score: score?, text: texts.next() }))
         .collect::<Result<Vec<_>, Problem>>()?;
     ranks.sort_by(|a, b| b.score.total_cmp(&a.score));
     Ok(named(Json(ranks), &entry.message_id))
@@ -104,9 +87,8 @@ async fn predictions(call: Call) -> Result<Response, Problem> {
     let (asked, call) = call.read::<PredictRequest>().await?;
     let model = choose(&call, |tei| &tei.predict, "tei.predict")?;
     let (inputs, is_batch) = match asked.inputs {
-        PredictInputs::Text(text) => (vec![Input::Text(text)], false),
-        PredictInputs::One(sequence) => (vec![sequence.into_input()], false),
-        PredictInputs::Batch(list) => (list.into_iter().map(Sequence::into_input).collect(), true),
+        PredictInputs::One(sequence) => (vec![input(sequence)], false),
+        PredictInputs::Batch(list) => (list.into_iter().map(input).collect(), true),
     };
     no_more_than(call.app.config.limits.items, inputs.len(), "inputs")?;
     let answered = call.run(model, inputs, params(asked.raw_scores)).await;
@@ -116,12 +98,10 @@ async fn predictions(call: Call) -> Result<Response, Problem> {
     Ok(named(Json(body), &entry.message_id))
 }
 
-impl Sequence {
-    fn into_input(self) -> Input {
-        match self {
-            Self::Text([text]) => Input::Text(text),
-            Self::Pair([first, second]) => pair(&first, &second),
-        }
+fn input(Sequence(first, second): Sequence) -> Input {
+    match second {
+        None => Input::Text(first),
+        Some(second) => pair(&first, &second),
     }
 }
 
@@ -197,21 +177,6 @@ fn named(body: impl IntoResponse, job: &str) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn inputs_are_read_as_text_embeddings_inference_reads_them() {
-        let read = |inputs: Value| serde_json::from_value::<PredictRequest>(json!({"inputs": inputs}));
-        assert!(matches!(read(json!("a")).unwrap().inputs, PredictInputs::Text(_)));
-        assert!(matches!(read(json!(["a"])).unwrap().inputs, PredictInputs::One(Sequence::Text(_))));
-        assert!(matches!(read(json!(["a", "b"])).unwrap().inputs, PredictInputs::One(Sequence::Pair(_))));
-        let batch = read(json!([["a"], ["b", "c"]])).unwrap().inputs;
-        let PredictInputs::Batch(list) = batch else { panic!("{batch:?}") };
-        assert!(matches!(list[..], [Sequence::Text(_), Sequence::Pair(_)]));
-        for wrong in [json!(["a", "b", "c"]), json!([["a", "b", "c"]]), json!(["a", ["b"]]), json!(1)] {
-            assert!(read(wrong.clone()).is_err(), "{wrong}");
-        }
-        assert!(matches!(read(json!([])).unwrap().inputs, PredictInputs::Batch(list) if list.is_empty()));
-    }
 
     #[test]
     fn a_query_counts_once_for_each_text() {

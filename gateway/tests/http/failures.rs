@@ -178,6 +178,49 @@ async fn own_node_the_broker_is_killed_while_a_worker_runs_and_no_job_is_lost() 
     }
 }
 
+/// The broker does not answer who counts that queue, and all else goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn own_node_a_queue_that_does_not_answer_delays_only_its_own_model() {
+    let node = Node::start().await.unwrap();
+    let mut setup = Setup::on(&node);
+    let classic = ["--set", "broker.queue_type=classic"];
+    setup.worker(&[ECHO, "other"], &classic);
+    setup.gateway(&[]);
+    setup.wait_for_models(&[ECHO, "other"]);
+    // It has counted no queue yet: a count is used for a second.
+    setup.gateway(&[]);
+    let queue = ["vramq.jobs.echo".to_owned()];
+    node.suspend(setup.vhost(), &queue).await.unwrap();
+    let ask = |setup: &Setup, model: &str| {
+        let body = json!({"model": model, "inputs": ["x"]});
+        setup.gateways[1].send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&body))
+    };
+    let silent = ask(&setup, ECHO);
+    assert_eq!(silent.json()["error"]["code"], "broker_unreachable", "{silent:?}");
+    // More callers than the gateway has counts at a time.
+    let (answered, late) = std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..CALLERS).map(|_| scope.spawn(|| ask(&setup, ECHO))).collect();
+        let (mut answered, mut late) = (0, 0);
+        while !callers.iter().any(|caller| caller.is_finished()) {
+            let other = ask(&setup, "other");
+            // A slow machine may not count one of them in time either.
+            let is_late = other.status == 503 && other.json()["error"]["code"] == "broker_unreachable";
+            assert!(other.status == 200 || is_late, "{other:?}");
+            (answered, late) = (answered + usize::from(!is_late), late + usize::from(is_late));
+        }
+        (answered, late)
+    });
+    assert!(
+        answered > 4 * late,
+        "beside those that waited {answered} for another model were answered, {late} not"
+    );
+    // The heartbeats of a worker that comes now are heard.
+    setup.worker(&["late"], &classic);
+    setup.wait_for_models(&["late"]);
+    node.resume(setup.vhost(), &queue).await.unwrap();
+    until("the queue's own model is served again", || (ask(&setup, ECHO).status == 200).then_some(()));
+}
+
 /// Long enough for a slow gateway to publish a job, and shorter than what the clients ask it to wait.
 const PATIENCE_S: u64 = 10;
 

@@ -100,6 +100,11 @@ impl Setup {
         setup
     }
 
+    /// The vhost's name.
+    pub fn vhost(&self) -> &str {
+        &self.vhost
+    }
+
     /// The vhost's URL.
     pub fn amqp_url(&self) -> String {
         format!("{}/{}", self.broker.0, self.vhost)

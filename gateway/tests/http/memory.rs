@@ -55,8 +55,17 @@ fn objects_that_are_no_inputs_take_no_memory() {
         setup.gateway(&[]);
     }
     let objects = "{\"\":1},".repeat(2 * MIB);
-    for (path, field) in [("/v1/embeddings", "input"), ("/embed", "inputs"), ("/embed_sparse", "inputs")] {
-        let body = format!("{{\"model\": \"echo\", \"{field}\": [{objects}\"\"]}}");
+    let lists = "[\"\"],".repeat(3 * MIB);
+    let deep = "[[[[]]]],".repeat(MIB);
+    for (path, field, items) in [
+        ("/v1/embeddings", "input", &objects),
+        ("/embed", "inputs", &objects),
+        ("/embed_sparse", "inputs", &objects),
+        ("/predict", "inputs", &objects),
+        ("/predict", "inputs", &lists),
+        ("/predict", "inputs", &deep),
+    ] {
+        let body = format!("{{\"model\": \"echo\", \"{field}\": [{items}\"\"]}}");
         let gateway = setup.next();
         let grown = peak_kib(gateway, || {
             let refused = raw(gateway, &post(&format!("{path}?model=echo"), &body));

@@ -1,0 +1,164 @@
+//! Answers the questions of requests. The broker is asked several things at once, so a queue that does not answer delays only the questions
+//! about it.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
+use lapin::Connection;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+use vramq_amqp::{Depth, is_missing, queue_depth};
+use vramq_schemas::topology::{bulk_queue, jobs_queue};
+
+use super::dead_letters::{self, Letters};
+use super::link::{Link, SILENT_MAX};
+use super::questions::{ANSWER_WITHIN, NoAnswer, Question, Questions};
+
+/// Counts at the same time. Each has a channel, and brokers allow 2,047 on a connection by default. A queue that does not answer keeps one
+/// of them, so this is far more than models whose queues fall silent together.
+const COUNTS_MAX: usize = 128;
+
+/// Answers questions for as long as a connection lasts.
+pub(super) struct Answering<'a> {
+    link: &'a Link,
+    connection: &'a Arc<Connection>,
+    counts: FuturesUnordered<BoxFuture<'a, Count>>,
+    /// Who waits for each of `counts`. All callers who ask the same share one: else the requests for a model whose queue does not answer
+    /// would take all of [`COUNTS_MAX`].
+    callers: HashMap<Counted, Vec<oneshot::Sender<Depth>>>,
+}
+
+/// What is counted.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Counted {
+    /// The queues of a model.
+    Model(String),
+    /// One queue, by its name.
+    Queue(String),
+}
+
+/// A count that has ended; `None` if the broker did not answer, or had no channel for it.
+type Count = (Counted, Option<lapin::Result<Depth>>);
+
+impl<'a> Answering<'a> {
+    pub(super) fn new(link: &'a Link, connection: &'a Arc<Connection>) -> Self {
+        Self { link, connection, counts: FuturesUnordered::new(), callers: HashMap::new() }
+    }
+
+    /// # Errors
+    /// The connection is lost, or the broker refuses a count for another reason than those of [`Depth`].
+    pub(super) async fn run(mut self, questions: &mut Questions) -> lapin::Result<Infallible> {
+        loop {
+            tokio::select! {
+                Some((counted, depth)) = self.counts.next() => self.ended(&counted, depth.transpose()?),
+                Some(question) = questions.next(), if self.counts.len() < COUNTS_MAX => self.take(question),
+            }
+        }
+    }
+
+    fn take(&mut self, question: Question) {
+        match question {
+            Question::Depth { model, answer } => {
+                // Another request may have counted it in the meantime.
+                let fresh = self.link.queues().fresh(&model, Instant::now());
+                let Some(depth) = fresh else { return self.count(Counted::Model(model), answer) };
+                // An `Err`: the request was given up in the meantime.
+                let _ = answer.send(depth);
+            }
+            Question::Queue { name, answer } => self.count(Counted::Queue(name), answer),
+            Question::DeadLetters { model, answer } => {
+                tokio::spawn(read_dead_letters(Arc::clone(self.connection), model, answer));
+            }
+        }
+    }
+
+    fn count(&mut self, counted: Counted, caller: oneshot::Sender<Depth>) {
+        if let Some(callers) = self.callers.get_mut(&counted) {
+            // They ask again and again while the broker does not answer.
+            callers.retain(|caller| !caller.is_closed());
+            callers.push(caller);
+            return;
+        }
+        self.callers.insert(counted.clone(), vec![caller]);
+        let (link, connection) = (self.link, self.connection);
+        let count = async move {
+            let count = async {
+                match &counted {
+                    Counted::Model(model) => count_model(link, connection, model).await,
+                    Counted::Queue(name) => queue_depth(connection, name).await,
+                }
+            };
+            // Longer than its callers wait: the broker frees the channel of a count that is given up only when the queue answers, and the
+            // next question takes another one.
+            let depth = timeout(SILENT_MAX, count).await.ok().filter(|depth| !lacks_channel(depth));
+            (counted, depth)
+        };
+        self.counts.push(count.boxed());
+    }
+
+    /// Gives its callers the depth; `None` fails their requests.
+    fn ended(&mut self, counted: &Counted, depth: Option<Depth>) {
+        let callers = self.callers.remove(counted).unwrap_or_default();
+        let Some(depth) = depth else { return };
+        for caller in callers {
+            let _ = caller.send(depth);
+        }
+    }
+}
+
+/// Whether the connection has as many channels as the broker allows. Other counts end, and free theirs.
+fn lacks_channel(depth: &lapin::Result<Depth>) -> bool {
+    depth.as_ref().is_err_and(|error| matches!(error.kind(), lapin::ErrorKind::ChannelsLimitReached))
+}
+
+/// Counts a model's queues, and notes their depth. With the key under which they were counted, if the model has no queue under its name and
+/// workers name another key.
+async fn count_model(link: &Link, connection: &Connection, model: &str) -> lapin::Result<Depth> {
+    let (mut depth, mut key) = (count_under(link, connection, model, model).await?, None);
+    if depth == Depth::NoQueue {
+        // Keep the last key while the model's workers are away.
+        let before = link.queues().key(model).map(str::to_owned);
+        key = link.fleet().other_key(model, Instant::now()).or(before);
+    }
+    if let Some(key) = &key {
+        depth = count_under(link, connection, model, key).await?;
+    }
+    link.queues().note(model, key, depth, Instant::now());
+    Ok(depth)
+}
+
+/// The depth of the queue under a key, with what waits of the model's large jobs, and in the further queues that its workers name.
+async fn count_under(link: &Link, connection: &Connection, model: &str, key: &str) -> lapin::Result<Depth> {
+    let mut depth = queue_depth(connection, &jobs_queue(key)).await?;
+    if depth == Depth::NoQueue {
+        // Requests may name any model: one that no worker serves costs the broker only one request.
+        return Ok(depth);
+    }
+    let further = link.fleet().further_queues(model, key, Instant::now());
+    for queue in std::iter::once(bulk_queue(key)).chain(further) {
+        let counted = queue_depth(connection, &queue).await?;
+        if let (Depth::Messages { ready, .. }, Depth::Messages { ready: more, .. }) = (&mut depth, counted) {
+            *ready = ready.saturating_add(more);
+        }
+    }
+    Ok(depth)
+}
+
+async fn read_dead_letters(
+    connection: Arc<Connection>,
+    model: String,
+    answer: oneshot::Sender<Result<Letters, String>>,
+) {
+    let letters = match timeout(ANSWER_WITHIN, dead_letters::read(&connection, &model)).await {
+        Ok(Ok(letters)) => Ok(letters),
+        Ok(Err(error)) if is_missing(&error) => Ok(Letters::default()),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(NoAnswer.to_string()),
+    };
+    let _ = answer.send(letters);
+}
