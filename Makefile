@@ -77,7 +77,7 @@ endef
 # The task of docs/celery.md with Celery and PyTorch themselves.
 CELERY_BEFORE := scripts/with-rabbitmq .cache/peers/bin/python tests/foreign/celery_before.py models
 
-.PHONY: help demo test test-compose test-cluster test-page pictures sim test-rabbitmq4 test-rabbitmq43 test-model nightly test-published test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-all mutants-sample site site-pictures man dist images test-dist test-deb test-systemd
+.PHONY: help demo test test-compose test-cluster test-upgrade test-page pictures sim test-rabbitmq4 test-rabbitmq43 test-model nightly test-published test-install test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-all mutants-sample site site-pictures man dist images test-dist test-deb test-systemd
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -117,6 +117,11 @@ test-cluster: ## Run deploy/kubernetes and the Helm chart on the cluster of kube
 	@scripts/setup model
 	@scripts/test-cluster $(WORKER) $(GATEWAY)
 
+test-upgrade: ## Build the version before this one; upgrade from it and back, with programs of both and a client that publishes all the time
+	@scripts/setup rust python package rabbitmq
+	@$(CARGO) build --workspace --locked --bins
+	@$(IN_MEMORY) scripts/test-upgrade target/debug
+
 test-page: ## Run the tests of the operators' page in Chromium
 	@scripts/setup $(TEST_NEEDS) chromium rabbitmq
 	@$(BUILD)
@@ -134,9 +139,13 @@ nightly: ## Run all tests at full length, those included that take minutes each 
 	@$(CELERY_BEFORE)
 	@$(MODEL_ON_4)
 	@scripts/check-published
+	@scripts/check-install --debug
 
 test-published: ## Build the crates that are published without the patches of third-party/, and see that programs say so (crates.io)
 	@scripts/check-published
+
+test-install: ## Install the programs as docs/deploying.md says for somebody without a clone, by cargo and git (crates.io, half an hour)
+	@scripts/check-install
 
 test-pytorch: ## Run process models, and the task of docs/celery.md with Celery, on real PyTorch (several GB)
 	@scripts/setup rust model peers rabbitmq
