@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, Result};
@@ -22,6 +23,7 @@ type Asked = Arc<Mutex<HashMap<String, usize>>>;
 pub struct WebServer {
     address: SocketAddr,
     asked: Asked,
+    speaks: Arc<AtomicBool>,
     accepting: tokio::task::JoinHandle<()>,
 }
 
@@ -31,13 +33,19 @@ impl WebServer {
     pub async fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("a port for a web server")?;
         let (address, asked) = (listener.local_addr()?, Asked::default());
-        let accepting = tokio::spawn(accept(listener, Arc::clone(&asked)));
-        Ok(Self { address, asked, accepting })
+        let speaks = Arc::default();
+        let accepting = tokio::spawn(accept(listener, Arc::clone(&asked), Arc::clone(&speaks)));
+        Ok(Self { address, asked, speaks, accepting })
     }
 
     /// The URL of a path, which begins with a slash.
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
+    }
+
+    /// From now on `silent` objects are there.
+    pub fn speak(&self) {
+        self.speaks.store(true, Ordering::Release);
     }
 
     /// How often a path was asked for.
@@ -56,11 +64,11 @@ fn locked(asked: &Asked) -> MutexGuard<'_, HashMap<String, usize>> {
     asked.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn accept(listener: TcpListener, asked: Asked) {
+async fn accept(listener: TcpListener, asked: Asked, speaks: Arc<AtomicBool>) {
     while let Ok((stream, _)) = listener.accept().await {
-        let asked = Arc::clone(&asked);
+        let (asked, speaks) = (Arc::clone(&asked), speaks.load(Ordering::Acquire));
         // A client that hangs up is not the server's fault.
-        tokio::spawn(async move { drop(answer(stream, &asked).await) });
+        tokio::spawn(async move { drop(answer(stream, &asked, speaks).await) });
     }
 }
 
@@ -76,8 +84,9 @@ async fn accept(listener: TcpListener, asked: Asked) {
 /// | `cut` | less than its length says, at first; then all of it |
 /// | `busy` | 503 at first; then the object |
 /// | `slow` | nothing at first; then the object |
+/// | `silent` | nothing until [`WebServer::speak`]; then the object |
 /// | anything else | the object |
-async fn answer(stream: TcpStream, asked: &Asked) -> std::io::Result<()> {
+async fn answer(stream: TcpStream, asked: &Asked, speaks: bool) -> std::io::Result<()> {
     let mut stream = BufReader::new(stream);
     let (mut request, mut line) = (String::new(), String::new());
     stream.read_line(&mut request).await?;
@@ -93,7 +102,13 @@ async fn answer(stream: TcpStream, asked: &Asked) -> std::io::Result<()> {
     };
     let head = |status: &str, more: &str| format!("HTTP/1.1 {status}\r\nConnection: close\r\n{more}\r\n");
     let of_length = |length: usize| head("200 OK", &format!("Content-Length: {length}\r\n"));
-    let (head, body) = match path.rsplit('/').next().unwrap_or_default() {
+    let name = path.rsplit('/').next().unwrap_or_default();
+    if (name == "slow" && is_first) || (name == "silent" && !speaks) {
+        // Until the client hangs up.
+        while stream.read_line(&mut line).await? > 0 {}
+        return Ok(());
+    }
+    let (head, body) = match name {
         "missing" => (head("404 Not Found", "Content-Length: 0\r\n"), &b""[..]),
         "refused" => (head("403 Forbidden", "Content-Length: 0\r\n"), &b""[..]),
         "redirect" => (head("302 Found", "Location: /a/behind\r\nContent-Length: 0\r\n"), &b""[..]),
@@ -101,11 +116,6 @@ async fn answer(stream: TcpStream, asked: &Asked) -> std::io::Result<()> {
         "endless" => (head("200 OK", ""), &b""[..]),
         "cut" if is_first => (of_length(BODY.len()), &BODY[..5]),
         "busy" if is_first => (head("503 Service Unavailable", "Content-Length: 0\r\n"), &b""[..]),
-        "slow" if is_first => {
-            // Until the client hangs up.
-            while stream.read_line(&mut line).await? > 0 {}
-            return Ok(());
-        }
         _ => (of_length(BODY.len()), BODY),
     };
     stream.write_all(head.as_bytes()).await?;

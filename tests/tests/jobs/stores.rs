@@ -1,5 +1,6 @@
 //! Inputs by reference, from real folders and a real web server; and large outputs, which go to a folder.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
@@ -8,6 +9,7 @@ use lapin::types::AMQPValue;
 use serde_json::json;
 use tempfile::TempDir;
 use vramq_schemas::{Input, Output, Reason, ReplyKind};
+use vramq_tests::caller::Caller;
 use vramq_tests::client::{Mailbox, Received};
 use vramq_tests::job::Message;
 use vramq_tests::metrics::Scrape;
@@ -25,6 +27,7 @@ on_one_setup!(
     a_program_gets_the_bytes,
     a_private_address_is_not_asked,
     a_job_waits_for_a_store_not_for_ever,
+    a_silent_store_costs_its_own_caller,
     without_stores_references_are_left_to_the_model,
 );
 
@@ -163,8 +166,10 @@ async fn a_reference_that_leads_nowhere_ends_its_job(env: &mut TestEnv) -> Resul
 }
 
 async fn a_store_that_does_not_work_makes_the_job_wait(env: &mut TestEnv) -> Result<()> {
+    // Where the machine is slow: a failure in less than two seconds is no silence.
+    env.announce("a store did not answer");
     let places = Places::new().await?;
-    let settings = [format!("store.later.url={}", places.file("later")), "store.web.timeout_s=3".to_owned()];
+    let settings = [format!("store.later.url={}", places.file("later")), "store.web.timeout_s=1".to_owned()];
     let worker = places.worker(env, &settings).await?;
     let mut replies = env.replies().await?;
     let faults = [places.server.url("/a/busy"), places.server.url("/a/slow"), places.server.url("/a/cut")];
@@ -208,6 +213,36 @@ async fn a_job_waits_for_a_store_not_for_ever(env: &mut TestEnv) -> Result<()> {
         "{failure:?}"
     );
     ensure!(env.dead_letters().await?.next().await?.dead_letter()?.reason == Reason::StoreUnavailable);
+    worker.drain().await
+}
+
+/// One caller's jobs fill all slots and refer to a store that takes connections and says nothing.
+async fn a_silent_store_costs_its_own_caller(env: &mut TestEnv) -> Result<()> {
+    env.announce("a store did not answer");
+    let places = Places::new().await?;
+    let settings = [format!("model.{MODEL}.slots_max=2"), "store.web.timeout_s=3".to_owned()];
+    let worker = places.worker(env, &settings).await?;
+    let other = Caller::new(env, "other").await?;
+    let (mut replies, mut others) = (env.replies().await?, other.client.mailbox(&other.replies).await?);
+    let paths: Vec<_> = (0..8).map(|number| format!("/a/{number}/silent")).collect();
+    let asked = || paths.iter().map(|path| places.server.asked(path)).sum::<usize>();
+    for path in &paths {
+        publish(env, path, vec![Input::Uri(places.server.url(path))]).await?;
+    }
+    until("the store is asked", async || Ok((asked() == 2).then_some(()))).await?;
+    other.client.publish(MODEL, other.job("fine", ["text"])?).await?;
+    let (_, outputs) = done(&mut others, "fine").await?;
+    ensure!(outputs == [Output::Json(json!("text"))], "{outputs:?}");
+    ensure!(asked() <= paths.len() / 2, "{} jobs were in its way, two at a time", asked());
+    // No job is lost by that.
+    places.server.speak();
+    let mut answered = BTreeSet::new();
+    for _ in &paths {
+        let reply = replies.next().await?;
+        ensure!(reply.kind()? == ReplyKind::Done, "{}: {:?}", reply.id(), reply.failure());
+        answered.insert(reply.id().to_owned());
+    }
+    ensure!(answered.len() == paths.len(), "{answered:?}");
     worker.drain().await
 }
 

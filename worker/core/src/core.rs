@@ -25,6 +25,7 @@ use crate::redelivery::Redelivery;
 use crate::scheduling::Scheduler;
 use crate::session::SessionState;
 use crate::settings::{ModelFacts, Settings};
+use crate::silent_stores::SilentStores;
 use crate::sizes::Size;
 use crate::standstill::Standstills;
 use crate::status::{MemoryStatus, ModelStatus, Status};
@@ -54,6 +55,7 @@ pub struct Core {
     pub(crate) quarantine: Quarantine,
     pub(crate) redelivery: Redelivery,
     pub(crate) destinations: Destinations,
+    pub(crate) silent_stores: SilentStores,
     pub(crate) republish_allowance: RepublishAllowance,
     pub(crate) withdrawals: Withdrawals,
     pub(crate) successors: Successors,
@@ -82,6 +84,7 @@ impl Core {
             quarantine: Quarantine::new(false, now.at),
             redelivery: Redelivery::new(settings.poison),
             destinations: Destinations::new(settings.confirm_max),
+            silent_stores: SilentStores::default(),
             republish_allowance: RepublishAllowance::default(),
             withdrawals: Withdrawals::default(),
             successors: Successors::default(),
@@ -119,7 +122,7 @@ impl Core {
             Event::QuarantineEmpty { .. } => self.quarantine_empty(),
             Event::Decoded { job, result } => self.decoded(job, result),
             Event::Moved { job, key } => self.moved(job, key),
-            Event::Referring { job } => self.referring(job),
+            Event::Referring { job, stores } => self.referring(job, stores),
             Event::Fetched { job, result } => self.fetched(job, result),
             Event::Prepared { job, result } => self.prepared(job, result),
             Event::PassEnded(end) => self.pass_ended(end),
@@ -272,6 +275,7 @@ impl Core {
             self.timers.size(slots + queues),
             self.withdrawals.size(),
             self.quarantine.size(queues),
+            self.silent_stores.size(),
             Size::of("unacknowledged jobs", self.consumers.iter().map(ModelConsumers::unacked).sum(), slots),
         ];
         let session = self.session.sizes(unacked, queues);
@@ -311,7 +315,7 @@ impl Core {
         }
         let jobs = self.jobs.forget_all();
         self.successors.session_closed();
-        self.credit.iter_mut().for_each(|credit| credit.set_unsettled(0));
+        self.credit.iter_mut().for_each(|credit| credit.set_stalled(0));
         if matches!(end, None | Some(SessionEnd::Lost(_))) {
             self.redelivery.session_lost(jobs.iter().map(|(_, message)| *message), self.now.at);
         }

@@ -1,5 +1,5 @@
 //! How many jobs a worker should hold: as many as keep its device busy. The rest wait at the broker, where another worker can take them.
-//! What comes in are the costs of jobs, the times of passes, and how many jobs wait for the broker to take their replies. Pure. Slots
+//! What comes in are the costs of jobs, the times of passes, and how many jobs wait for the broker to take their replies or for a store. Pure. Slots
 //! (memory) stay the cap.
 
 use std::time::Duration;
@@ -32,8 +32,8 @@ const LARGE_IS_LONG: Duration = Duration::from_secs(4);
 pub(crate) struct Wanted {
     /// From the queues that jobs come from.
     pub(crate) jobs: u16,
-    /// Additional jobs, one for each job that waits for the broker to take its messages, but not more than `jobs`. More would hurt: when
-    /// the broker takes these messages, it sends as many new jobs, and a worker that joins must find some too.
+    /// Additional jobs, one for each job that waits for the broker to take its messages or for a store, but not more than `jobs`. More would
+    /// hurt: when these waits end, the broker sends as many new jobs, and a worker that joins must find some too.
     pub(crate) beside: u16,
     /// From the queue of large jobs.
     pub(crate) large: u16,
@@ -56,14 +56,14 @@ pub(crate) struct Credit {
     pass_seconds: Option<f64>,
     /// Whether an average large job is so short that another one should be ready when it ends.
     large_is_short: bool,
-    /// Jobs that have run and whose messages the broker has not taken for a while. They do not keep the device busy.
-    unsettled: u16,
+    /// Jobs that have waited for a while for the broker to take their messages, or for a store. They do not keep the device busy.
+    stalled: u16,
 }
 
 impl Credit {
-    /// Sets how many jobs, large ones not counted, wait for the broker to take their messages.
-    pub(crate) fn set_unsettled(&mut self, jobs: usize) {
-        self.unsettled = u16::try_from(jobs).unwrap_or(u16::MAX);
+    /// Sets how many jobs, large ones not counted, have waited for a while for the broker or for a store.
+    pub(crate) fn set_stalled(&mut self, jobs: usize) {
+        self.stalled = u16::try_from(jobs).unwrap_or(u16::MAX);
     }
 
     /// A job of so much cost was decoded.
@@ -104,7 +104,7 @@ impl Credit {
     pub(crate) fn wanted(&self, pass_cost_max: usize) -> Wanted {
         let jobs = self.jobs(pass_cost_max);
         let large = if self.large_is_short { 2 } else { 1 };
-        Wanted { jobs, beside: self.unsettled.min(jobs), large }
+        Wanted { jobs, beside: self.stalled.min(jobs), large }
     }
 
     /// How many jobs, large ones not counted, keep the device busy; at least one.
@@ -179,12 +179,12 @@ mod tests {
     }
 
     #[test]
-    fn beside_jobs_whose_replies_are_not_taken_at_most_as_many_again_are_held() {
+    fn beside_jobs_that_wait_for_others_at_most_as_many_again_are_held() {
         let mut credit = Credit::default();
-        for (unsettled, beside) in [(3, 3), (10, 4), (usize::MAX, 4), (0, 0)] {
-            credit.set_unsettled(unsettled);
+        for (stalled, beside) in [(3, 3), (10, 4), (usize::MAX, 4), (0, 0)] {
+            credit.set_stalled(stalled);
             let wanted = credit.wanted(2048);
-            assert_eq!((wanted.jobs, wanted.beside), (4, beside), "{unsettled}");
+            assert_eq!((wanted.jobs, wanted.beside), (4, beside), "{stalled}");
         }
     }
 

@@ -11,6 +11,7 @@ use crate::action::JobQueue;
 use crate::device::{Loss, Memory, PassError};
 use crate::ids::{
     ChannelId, ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex, PassId, QueueIndex, RequestId,
+    StoreIndex,
 };
 use crate::rejection::Rejection;
 
@@ -73,6 +74,8 @@ pub enum Event {
     /// A job was read, and refers to inputs that have to be fetched first; another answer to `Decode`.
     Referring {
         job: JobKey,
+        /// Where the inputs are; each store once.
+        stores: Vec<StoreIndex>,
     },
     /// The inputs that a job refers to were fetched, so that it can be read again; or could not be. The answer to `Fetch`.
     Fetched {

@@ -32,6 +32,8 @@ number! {
     QueueIndex(usize);
     /// The index of an executor in the worker's list of executors.
     ExecutorIndex(usize);
+    /// The index of a store of inputs in the worker's list of stores.
+    StoreIndex(usize);
     /// An item's place within its job.
     ItemIndex(u32);
     /// One delivery of a job within this process. The shell counts them up; no two deliveries share one.

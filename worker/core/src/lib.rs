@@ -41,6 +41,7 @@ pub mod rejection;
 mod scheduling;
 mod session;
 pub mod settings;
+mod silent_stores;
 pub mod sizes;
 mod slot_controller;
 pub mod slots;

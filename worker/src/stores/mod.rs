@@ -3,12 +3,14 @@
 pub mod fetch;
 pub mod outputs;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use url::Url;
 use vramq_core::event::FetchFault;
+use vramq_core::ids::StoreIndex;
 use vramq_core::rejection::Rejection;
 use vramq_schemas::Reason;
 use vramq_stores::cloud::CloudStore;
@@ -51,6 +53,7 @@ enum Place {
 /// A store to read from.
 #[derive(Debug)]
 pub struct Store {
+    index: StoreIndex,
     name: String,
     prefix: Url,
     segments: Vec<Vec<u8>>,
@@ -79,6 +82,12 @@ pub struct Wanted {
     store: Arc<Store>,
 }
 
+/// The stores of these inputs; each once.
+pub fn stores_of(wanted: &[Wanted]) -> Vec<StoreIndex> {
+    let stores: BTreeSet<_> = wanted.iter().map(|wanted| wanted.store.index).collect();
+    stores.into_iter().collect()
+}
+
 /// The fault of an input in the form that the core uses.
 fn of_item(fault: Fault, item: usize) -> FetchFault {
     let is_transient = matches!(fault, Fault::Unavailable(_));
@@ -100,7 +109,10 @@ impl Stores {
         Self {
             stores: configs
                 .iter()
-                .map(|config| Arc::new(Store::new(config, part(permits, configs.len()))))
+                .enumerate()
+                .map(|(at, config)| {
+                    Arc::new(Store::new(StoreIndex(at), config, part(permits, configs.len())))
+                })
                 .collect(),
             memory: Arc::new(Semaphore::new(permits)),
         }
@@ -133,7 +145,7 @@ impl Stores {
 }
 
 impl Store {
-    fn new(config: &StoreConfig, memory: usize) -> Self {
+    fn new(index: StoreIndex, config: &StoreConfig, memory: usize) -> Self {
         let StoreConfig { name, prefix, is_private, cloud, object_max, timeout } = config;
         let segments = reference::segments(prefix);
         let place = match cloud {
@@ -142,6 +154,7 @@ impl Store {
             None => Place::Http(HttpStore::new(*is_private, *timeout)),
         };
         Self {
+            index,
             name: name.clone(),
             prefix: prefix.clone(),
             segments,

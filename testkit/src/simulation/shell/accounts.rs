@@ -108,7 +108,10 @@ impl Shell {
         let is_counted = match waits {
             Some(0) => !stored.store_failed || tried > 0,
             // The decision may have been made before.
-            Some(1) => tried == 0 && (stored.store_failed || stored.had_no_room_alone),
+            Some(1) => {
+                let had_store = !stored.store_failed && !stored.store_was_silent;
+                tried == 0 && (!had_store || stored.had_no_room_alone)
+            }
             _ => false,
         };
         (!is_counted).then_some("the waits for a store, or for room on the disk, are miscounted")

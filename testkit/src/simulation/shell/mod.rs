@@ -144,6 +144,8 @@ pub struct Shell {
     cannot_load: bool,
     culprit: Option<PassId>,
     sabotage: Option<Sabotage>,
+    /// For each caller that the store did not answer: when that was last.
+    silent_for: BTreeMap<Option<Arc<str>>, Micros>,
     /// When the last withdrawal of each job arrived.
     heard: BTreeMap<JobNumber, Micros>,
     /// Passes that must be skipped if they have not begun.

@@ -222,7 +222,7 @@ impl Shell {
             stored.is_of_other_revision = true;
             Err(Rejection::new(Reason::WrongRevision, "this worker has another revision"))
         } else if spec.refers && !stored.has_inputs {
-            return self.ready.push_back(Event::Referring { job });
+            return self.referring(env, job);
         } else if is_above_cap {
             Err(Rejection::new(Reason::TooLarge, "its replies cannot hold all outputs"))
         } else {

@@ -134,6 +134,8 @@ sabotages! {
     RevisionWaitsNotCounted,
     /// A job that demands another revision is dead-lettered at once.
     RevisionNotWaitedFor,
+    /// Nobody remembers that a store did not answer.
+    SilentStoreForgotten,
     /// Memory that stays missing ends in nothing.
     WithheldMemoryIgnored,
     /// A further queue that was lost is never found again.

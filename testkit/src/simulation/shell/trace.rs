@@ -28,7 +28,7 @@ impl Shell {
             }
             Event::PassEnded(end) => format!("<- pass {} {:?} after {:?}", end.pass, end.result, end.took),
             Event::Moved { job, key } => format!("<- {} is for {key}", self.named(*job)),
-            Event::Referring { job } => format!("<- {} refers to inputs in a store", self.named(*job)),
+            Event::Referring { job, .. } => format!("<- {} refers to inputs in a store", self.named(*job)),
             Event::Fetched { job, result } => format!("<- {} fetched: {result:?}", self.named(*job)),
             Event::Prepared { job, result } => {
                 let what = result

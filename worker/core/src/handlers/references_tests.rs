@@ -12,12 +12,13 @@ use crate::handlers::test_worker::{Worker, requeued};
 use crate::ids::ItemIndex;
 
 const JOB: JobKey = JobKey(1);
+const STORE: StoreIndex = StoreIndex(0);
 
 /// A worker with a job whose inputs are being fetched.
 fn fetching(headers: JobHeaders) -> Worker {
     let mut worker = Worker::new();
     worker.arrives(JOB.0, worker.source(), headers);
-    let actions = worker.apply(Event::Referring { job: JOB });
+    let actions = worker.apply(Event::Referring { job: JOB, stores: vec![STORE] });
     assert!(matches!(actions[..], [Action::Fetch { job: JOB }]), "{actions:?}");
     worker
 }
@@ -99,7 +100,7 @@ fn a_drain_waits_for_no_store() {
     let mut worker = Worker::new();
     worker.arrives(JOB.0, worker.source(), JobHeaders::default());
     let stopping = worker.apply(Event::StopRequested { signal: "SIGTERM" });
-    let actions = worker.apply(Event::Referring { job: JOB });
+    let actions = worker.apply(Event::Referring { job: JOB, stores: vec![STORE] });
     assert!(actions.is_empty(), "{actions:?}");
     let actions = worker.consumers_end(&stopping);
     assert_eq!(requeued(&actions).len(), 1, "{actions:?}");
@@ -112,7 +113,7 @@ fn a_drain_requeues_a_job_with_unfetched_inputs_to_the_queue_that_it_came_from()
     {
         let mut worker = Worker::new();
         worker.arrives(JOB.0, source, JobHeaders::default());
-        worker.apply(Event::Referring { job: JOB });
+        worker.apply(Event::Referring { job: JOB, stores: vec![STORE] });
         let stopping = worker.apply(Event::StopRequested { signal: "SIGTERM" });
         let actions = worker.consumers_end(&stopping);
         let (job, _, route) = requeued(&actions).pop().expect("it is requeued");
@@ -126,6 +127,61 @@ fn a_job_whose_time_is_over_fetches_nothing() {
     worker.expires_at_ms = Some(60_000);
     worker.arrives(JOB.0, worker.source(), JobHeaders::default());
     worker.now += Duration::from_secs(61);
-    let actions = worker.apply(Event::Referring { job: JOB });
+    let actions = worker.apply(Event::Referring { job: JOB, stores: vec![STORE] });
     assert_eq!(dead_letter(&actions).map(|(_, rejection)| rejection.reason), Some(Reason::Expired));
+}
+
+/// A store leaves the jobs of caller `a` without an answer for half a minute each.
+#[test]
+fn jobs_for_a_store_that_does_not_answer_hold_one_slot() {
+    let mut worker = Worker::new();
+    let refers = |worker: &mut Worker, key: u64, caller: &str, stores: &[StoreIndex]| {
+        worker.caller = Some(caller.to_owned());
+        worker.arrives(key, worker.source(), JobHeaders::default());
+        worker.apply(Event::Referring { job: JobKey(key), stores: stores.to_vec() })
+    };
+    let fetches = |actions: &[Action]| matches!(actions, [Action::Fetch { .. }]);
+    let fails = |worker: &mut Worker, key: u64| {
+        let rejection = Rejection::new(Reason::StoreUnavailable, "no answer within 30 s");
+        let result = Err(FetchFault { rejection, is_transient: true });
+        worker.apply(Event::Fetched { job: JobKey(key), result })
+    };
+    assert!((1..4).all(|key| fetches(&refers(&mut worker, key, "a", &[STORE]))));
+    worker.now += Duration::from_secs(30);
+    assert!((1..4).all(|key| requeued(&fails(&mut worker, key)).len() == 1));
+    // It is known now. Jobs wait at the broker and count these waits; those for other stores and of other callers do not wait.
+    let waits = refers(&mut worker, 4, "a", &[StoreIndex(1), STORE]);
+    let (_, headers, route) = requeued(&waits).pop().expect("it waits");
+    assert!(matches!(route, Route::Later(_)) && headers.store_waits == 1, "{route:?} {headers:?}");
+    assert!(fetches(&refers(&mut worker, 5, "a", &[StoreIndex(1)])));
+    assert!(fetches(&refers(&mut worker, 6, "b", &[STORE])));
+    // After a while one job at a time tries it, until it has answered one.
+    worker.now += Duration::from_secs(10);
+    assert!(fetches(&refers(&mut worker, 7, "a", &[STORE])));
+    assert_eq!(requeued(&refers(&mut worker, 8, "a", &[STORE])).len(), 1);
+    worker.apply(Event::Fetched { job: JobKey(7), result: Ok(()) });
+    assert!((9..12).all(|key| fetches(&refers(&mut worker, key, "a", &[STORE]))));
+}
+
+#[test]
+fn other_jobs_are_held_beside_those_that_wait_for_a_store() {
+    let mut worker = Worker::new();
+    let before = worker.wanted();
+    for key in 1..=2 {
+        worker.arrives(key, worker.source(), JobHeaders::default());
+        worker.apply(Event::Referring { job: JobKey(key), stores: vec![STORE] });
+    }
+    let after = |worker: &mut Worker, waited: Duration| {
+        worker.now += waited;
+        worker.quiet_tick();
+        (worker.wanted().jobs, worker.wanted().beside)
+    };
+    assert_eq!(
+        after(&mut worker, Duration::from_millis(100)),
+        (before.jobs, 0),
+        "a quick fetch changes nothing"
+    );
+    assert_eq!(after(&mut worker, Duration::from_secs(1)), (before.jobs, 2));
+    worker.apply(Event::Fetched { job: JobKey(1), result: Ok(()) });
+    assert_eq!(after(&mut worker, Duration::from_secs(1)), (before.jobs, 1));
 }

@@ -10,6 +10,7 @@ use vramq_schemas::withdrawal::Digest;
 use crate::Core;
 use crate::action::{Action, JobQueue, PassOrder, Publication, Route};
 use crate::admission::Budget;
+use crate::credit::Wanted;
 use crate::device::{Memory, PassShape};
 use crate::event::{
     DecodedJob, Delivery, Event, Now, OnDevice, OutputSize, PassBytes, PassEnd, PassResult,
@@ -44,6 +45,7 @@ pub(super) struct Worker {
     pub(super) unix_ms: u64,
     /// For the jobs that arrive.
     pub(super) expires_at_ms: Option<u64>,
+    pub(super) caller: Option<String>,
     /// How long its passes take.
     pub(super) pass_takes: Duration,
     /// The first consumer of each queue of the model's jobs.
@@ -137,6 +139,7 @@ impl Worker {
             now: start,
             unix_ms: 1,
             expires_at_ms: None,
+            caller: None,
             pass_takes: Duration::from_secs(1),
             consumers: Vec::new(),
             bulk_consumer: ConsumerId(0),
@@ -210,8 +213,8 @@ impl Worker {
     }
 
     pub(super) fn arrives(&mut self, key: u64, source: Source, headers: JobHeaders) -> Vec<Action> {
-        let expires_at_ms = self.expires_at_ms;
-        let delivery = Delivery { expires_at_ms, ..Self::delivery(key, source, headers) };
+        let (expires_at_ms, caller) = (self.expires_at_ms, self.caller.clone());
+        let delivery = Delivery { expires_at_ms, caller, ..Self::delivery(key, source, headers) };
         self.apply(Event::Delivered(Box::new(delivery)))
     }
 
@@ -314,6 +317,11 @@ impl Worker {
 
     pub(super) fn wants_restart(&self) -> bool {
         self.core.wants_restart()
+    }
+
+    /// How many jobs the worker wants to hold.
+    pub(super) fn wanted(&self) -> Wanted {
+        self.core.credit[MODEL.0].wanted(self.core.models[MODEL.0].pass_cost_max)
     }
 
     pub(super) fn unacked(&self) -> usize {

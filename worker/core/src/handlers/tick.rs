@@ -15,7 +15,7 @@ use crate::units::Mib;
 impl Core {
     pub(crate) fn tick(&mut self, reading: &Reading) {
         self.watch_device(reading);
-        self.count_unsettled();
+        self.count_stalled();
         self.read_overdue_successors();
         self.watch_memory(reading);
         self.watch_time(reading);
@@ -90,15 +90,15 @@ impl Core {
         self.drain();
     }
 
-    /// Jobs whose messages the broker does not take, for example because reply queues are full, do not keep the device busy. The worker may
-    /// hold other jobs in their place, up to twice its credit. It does not while the broker blocks all publishers, because the replies of
-    /// those jobs would wait too.
-    fn count_unsettled(&mut self) {
-        let mut unsettled = vec![0; self.models.len()];
+    /// Jobs that wait for a store, or whose messages the broker does not take, for example because reply queues are full, do not keep the
+    /// device busy. The worker may hold other jobs in their place, up to twice its credit. It does not while the broker blocks all
+    /// publishers, because the replies of those jobs would wait too.
+    fn count_stalled(&mut self) {
+        let mut stalled = vec![0; self.models.len()];
         if !self.session.is_blocked() {
-            self.jobs.settling_for(TIME_AHEAD, self.now.at).for_each(|model| unsettled[model.0] += 1);
+            self.jobs.stalled_for(TIME_AHEAD, self.now.at).for_each(|model| stalled[model.0] += 1);
         }
-        self.credit.iter_mut().zip(unsettled).for_each(|(credit, jobs)| credit.set_unsettled(jobs));
+        self.credit.iter_mut().zip(stalled).for_each(|(credit, jobs)| credit.set_stalled(jobs));
     }
 
     /// Follows the device's memory: the budget at once, slots with hysteresis. A device that stays nearly full causes a restart.

@@ -17,9 +17,16 @@ use vramq_schemas::JobHeaders;
 use crate::action::Run;
 use crate::disposition::JobOutcome;
 use crate::event::{DecodedJob, Delivery, Now, Source};
-use crate::ids::{Fingerprint, JobKey, ModelIndex, QueueIndex};
+use crate::ids::{Fingerprint, JobKey, ModelIndex, QueueIndex, StoreIndex};
 use crate::observation::{End, Settled};
 use crate::sizes::Size;
+
+/// A job's fetch of inputs.
+#[derive(Debug)]
+pub(crate) struct Fetch {
+    pub(crate) stores: Vec<StoreIndex>,
+    pub(crate) since: Instant,
+}
 
 /// A job that was delivered and is being read.
 #[derive(Debug)]
@@ -34,7 +41,7 @@ pub(crate) struct Received {
     /// The queue that it first came from, whose share its passes take.
     queue: QueueIndex,
     /// The inputs that it refers to are being fetched.
-    is_fetching: bool,
+    fetch: Option<Fetch>,
     pub(crate) at: Instant,
     pub(crate) at_ms: u64,
 }
@@ -49,7 +56,7 @@ impl Received {
             runs_alone,
             is_last_try: false,
             queue,
-            is_fetching: false,
+            fetch: None,
             at: now.at,
             at_ms: now.unix_ms,
         }
@@ -79,12 +86,20 @@ impl Received {
         self.runs_alone
     }
 
-    pub(crate) fn set_fetching(&mut self, is_fetching: bool) {
-        self.is_fetching = is_fetching;
+    pub(crate) fn fetch_begins(&mut self, stores: Vec<StoreIndex>, now: Instant) {
+        self.fetch = Some(Fetch { stores, since: now });
+    }
+
+    pub(crate) fn fetch_ended(&mut self) -> Option<Fetch> {
+        self.fetch.take()
     }
 
     pub(crate) fn is_fetching(&self) -> bool {
-        self.is_fetching
+        self.fetch.is_some()
+    }
+
+    pub(crate) fn is_fetching_from(&self, store: StoreIndex) -> bool {
+        self.fetch.as_ref().is_some_and(|fetch| fetch.stores.contains(&store))
     }
 
     /// The headers of a job that has not run here, with the crashes that the poison policy has counted. If the job is published again, the
@@ -279,17 +294,21 @@ impl JobTable {
 
     /// Those whose inputs are being fetched.
     pub(crate) fn fetching_where(&self, is: impl Fn(&Received) -> bool) -> Vec<JobKey> {
-        self.received_where(|received| received.is_fetching && is(received))
+        self.received_where(|received| received.is_fetching() && is(received))
     }
 
-    /// The models of the jobs that have been settling for at least `least`, without large and quarantined jobs.
-    pub(crate) fn settling_for(&self, least: Duration, now: Instant) -> impl Iterator<Item = ModelIndex> {
-        self.0.values().filter_map(move |job| match job {
-            Job::Settling(settling) if now.saturating_duration_since(settling.since()) >= least => {
-                let Delivery { model, source, .. } = settling.received().delivery;
-                matches!(source, Source::Jobs(..)).then_some(model)
-            }
-            _ => None,
+    /// The models of the jobs that have been fetching or settling for at least `least`, without large and quarantined jobs.
+    pub(crate) fn stalled_for(&self, least: Duration, now: Instant) -> impl Iterator<Item = ModelIndex> {
+        self.0.values().filter_map(move |job| {
+            let since = match job {
+                Job::Received(received) => received.fetch.as_ref()?.since,
+                Job::Running(_) => return None,
+                Job::Settling(settling) => settling.since(),
+            };
+            let Delivery { model, source, .. } = job.received().delivery;
+            let is_meant =
+                matches!(source, Source::Jobs(..)) && now.saturating_duration_since(since) >= least;
+            is_meant.then_some(model)
         })
     }
 

@@ -26,6 +26,7 @@ use crate::failpoint::{self, Site};
 use crate::job_store::Fetch;
 use crate::preparation::Unprepared;
 use crate::stores::fetch::Fetched;
+use crate::stores::stores_of;
 
 /// The most bytes that the event loop decodes or encodes itself, which takes some tens of microseconds. More goes to the pool.
 const INLINE_BYTES_MAX: usize = 16 * 1024;
@@ -221,8 +222,9 @@ impl EventLoop {
         }
         let result = match result {
             Ok(Decoded { wanted, .. }) if !wanted.is_empty() => {
+                let stores = stores_of(&wanted);
                 payload.wanted = wanted;
-                return self.ready.push_back(Event::Referring { job });
+                return self.ready.push_back(Event::Referring { job, stores });
             }
             result => result,
         };
