@@ -4,7 +4,7 @@
 use vramq_core::rejection::Rejection;
 use vramq_core::units::Mib;
 use vramq_schemas::json_budget::JsonSize;
-use vramq_schemas::{Dtype, Embedding, Encoding, Input, Output, Reason, Values};
+use vramq_schemas::{BODY_BYTES_MAX, Dtype, Embedding, Encoding, Input, Output, Reason, Values};
 
 use crate::engine::OutputMax;
 
@@ -121,8 +121,12 @@ pub fn wire_bytes(output: &Output, encoding: Encoding) -> usize {
 /// How many outputs from the start fit one reply that clients can read; at least 1, if there is one.
 ///
 /// # Errors
-/// [`Rejection`] when no client can read the first output.
+/// [`Rejection`] when no client can read the first output, or no reply holds it.
 pub fn items_within(outputs: &[Output], encoding: Encoding) -> Result<usize, Rejection> {
+    // To encode it first would take several times its size.
+    if let Some(Output::Bytes { bytes, .. }) = outputs.first() {
+        check_body_bytes(bytes.len())?;
+    }
     let (mut fitting, mut bytes) = (0, 0);
     for output in outputs {
         let more = bytes + wire_bytes(output, encoding);
@@ -145,6 +149,16 @@ pub fn items_within(outputs: &[Output], encoding: Encoding) -> Result<usize, Rej
         }
     }
     Ok(fitting)
+}
+
+/// # Errors
+/// [`Rejection`] when no reply holds an output of so many bytes.
+pub fn check_body_bytes(bytes: usize) -> Result<(), Rejection> {
+    if bytes <= BODY_BYTES_MAX {
+        return Ok(());
+    }
+    let error = format!("the output takes {bytes} bytes, a reply holds at most {BODY_BYTES_MAX}");
+    Err(Rejection::new(Reason::TooLarge, error))
 }
 
 /// The most bytes of a sparse vector of so many elements.
@@ -278,6 +292,15 @@ mod tests {
             let wire = wire_bytes(&output, Encoding::Json) as u64;
             assert!(wire <= most + OVERHEAD as u64, "base64: {base64}");
         }
+    }
+
+    #[test]
+    fn an_output_that_no_reply_holds_is_refused_before_it_is_encoded() {
+        let of = |bytes: usize| Output::Bytes { media_type: "a/b".to_owned(), bytes: vec![0; bytes] };
+        let outputs = [of(BODY_BYTES_MAX), of(BODY_BYTES_MAX + 1)];
+        assert_eq!(items_within(&outputs, Encoding::Bincode), Ok(1), "encoding tells about the first");
+        let rejection = items_within(&outputs[1..], Encoding::Bincode).unwrap_err();
+        assert_eq!(rejection.reason, Reason::TooLarge);
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub(super) async fn next(frames: &mut Frames, child: &mut Child) -> Result<Frame
 pub(super) struct Frames {
     received: mpsc::Receiver<Result<Frame<FromModel>, FrameError>>,
     reader: JoinHandle<()>,
+    /// Frames of earlier passes are dropped: a thread that a program did not wait for must not cost the next pass's callers anything.
+    first_pass: u64,
 }
 
 impl Frames {
@@ -63,11 +65,29 @@ impl Frames {
                 }
             }
         });
-        Self { received, reader }
+        Self { received, reader, first_pass: 0 }
+    }
+
+    /// The pass has ended: frames that name it come too late.
+    pub(super) fn pass_ended(&mut self, pass: u64) {
+        self.first_pass = pass.saturating_add(1);
     }
 
     async fn next(&mut self) -> Result<Frame<FromModel>, FrameError> {
-        self.received.recv().await.unwrap_or(Err(FrameError::Ended))
+        loop {
+            let frame = self.received.recv().await.unwrap_or(Err(FrameError::Ended))?;
+            match frame.message.pass() {
+                Some(pass) if pass < self.first_pass => {
+                    let kind = name(&frame.message);
+                    tracing::debug!(
+                        pass,
+                        kind,
+                        "a program sent a frame for a pass that has ended: it is ignored"
+                    );
+                }
+                _ => return Ok(frame),
+            }
+        }
     }
 }
 

@@ -146,6 +146,20 @@ async fn a_process_that_speaks_unasked_is_replaced() {
     env.close(pool).await;
 }
 
+/// As a thread sends them that a program did not wait for.
+#[tokio::test]
+async fn frames_of_a_pass_that_has_ended_are_ignored() {
+    let env = Env::new();
+    let pool = raw(&env).await;
+    let (outputs, end) = wish(&pool, json!({"late": true})).await;
+    assert!(matches!(end, PassEnd::Done { .. }) && outputs == 3, "{outputs}: {end:?}");
+    let late = json!({"instead": 0, "header": {"type": "progress", "pass": 1, "item": 0, "fraction": 1}});
+    let (outputs, end) = wish(&pool, late).await;
+    assert!(matches!(end, PassEnd::Done { .. }) && outputs == 3, "{outputs}: {end:?}");
+    assert_eq!(pool.status().slots[0].starts, 1);
+    env.close(pool).await;
+}
+
 /// Takes half a minute: the ping comes after ten seconds, and the process has twenty to answer, because a busy machine may have
 /// swapped it out.
 #[tokio::test]

@@ -134,7 +134,7 @@ async fn open(
             Some(Ok(session)) => return Ok(Some(session)),
             Some(Err(error)) => error,
         };
-        if is_first && (!error.is_retryable() || started.elapsed() > config.broker.connect) {
+        if is_first && (!error.is_retryable() || started.elapsed() >= config.broker.connect) {
             tracing::error!("cannot start: {error}");
             return Err(match error {
                 SessionError::Topology(TopologyError::Refused { .. }) => Exit::Usage,
@@ -142,7 +142,10 @@ async fn open(
             });
         }
         event_loop.context().board.set(Status::new(WorkerState::NoSession, error.to_string()));
+        let left = config.broker.connect.saturating_sub(started.elapsed());
         let wait = backoff.next_wait();
+        // The last try is at the end of the time that the configuration allows.
+        let wait = if is_first { wait.min(left) } else { wait };
         tracing::warn!(%error, wait_ms = wait.as_millis(), "no session yet: the broker cannot be used, trying again");
         if unless_stopped(event_loop, signals, tokio::time::sleep(wait)).await.is_none() {
             return Ok(None);

@@ -9,8 +9,8 @@ use vramq_schemas::fields;
 use vramq_schemas::headers::{self, MODEL_REVISION, TOKENS};
 use vramq_schemas::topology::{DEAD_EXCHANGE, RETRY_EXCHANGE, bulk_key, delay_key, quarantine_key};
 use vramq_schemas::{
-    BODY_BYTES_MAX, DeadLetter, Encoding, Failure, FailureHeaders, ItemProgress, JobHeaders, Outputs,
-    ProgressHeaders, Reason, ReplyHeaders, ReplyKind, codec,
+    DeadLetter, Encoding, Failure, FailureHeaders, ItemProgress, JobHeaders, Outputs, ProgressHeaders,
+    Reason, ReplyHeaders, ReplyKind, codec,
 };
 
 use super::received::ReceivedJob;
@@ -21,7 +21,7 @@ use crate::model::Model;
 use crate::publishers::direct_address::is_direct;
 use crate::run_outputs::RunOutputs;
 use crate::unix_ms;
-use crate::wire_size::items_within;
+use crate::wire_size::{check_body_bytes, items_within};
 
 /// The most bytes of headers that a job may have. The broker adds headers to a job that it redelivers (`x-delivery-count`, `x-death`), even
 /// beyond the size of a frame. Clients end their session over such a frame; only this worker's lapin reads it (`third-party/lapin`). So a
@@ -207,11 +207,7 @@ fn add_replies(
         };
         let body = codec::encode(&Outputs { model: model.name.clone(), outputs: left }, address.encoding)
             .map_err(|e| Rejection::new(Reason::EngineFailed, e.to_string()))?;
-        if body.len() > BODY_BYTES_MAX {
-            let error =
-                format!("the output takes {} bytes, a reply holds at most {BODY_BYTES_MAX}", body.len());
-            return Err(Rejection::new(Reason::TooLarge, error));
-        }
+        check_body_bytes(body.len())?;
         let mut headers = reply.to_table();
         if let Some(tokens) = &mut tokens {
             let of_items = tokens.drain(..tokens.len().min(items as usize)).map(u64::from);

@@ -105,6 +105,7 @@ impl Warm {
         self.printed_before = self.child.stderr_mark();
         let pass = Pass { number, items: count, scratch: &scratch, limits, events };
         let end = self.run_frame(Frame { message: run, blobs }, pass, cancellation).await;
+        self.frames.pass_ended(number);
         item::unpack(number, count, &scratch);
         end
     }
