@@ -85,18 +85,18 @@ pub(super) fn rebuild(
     if class == Class::AsFile {
         return tokens.give_to(tokenizer, embeddings);
     }
-    let (normalizer, words) = parts(tokenizer, config)?;
+    let (normalizer, words) = before_model(tokenizer, config)?;
     set_model(tokenizer, class, tokens, model)?;
     tokenizer.with_normalizer(normalizer).with_pre_tokenizer(Some(words));
     tokens.give_to(tokenizer, embeddings)?;
-    if let Some(around) = around(tokenizer, class, tokens)? {
-        tokenizer.with_post_processor(Some(around));
+    if let Some(processor) = post_processor(tokenizer, class, tokens)? {
+        tokenizer.with_post_processor(Some(processor));
     }
     Ok(())
 }
 
 /// The normalizer and the pre-tokenizer.
-fn parts(
+fn before_model(
     tokenizer: &Tokenizer,
     config: &TokenizerConfig,
 ) -> Result<(Option<NormalizerWrapper>, PreTokenizerWrapper), String> {
@@ -249,7 +249,7 @@ fn set_unigram(
 }
 
 /// What puts special tokens around texts; `None`: that of the file.
-fn around(
+fn post_processor(
     tokenizer: &Tokenizer,
     class: Class,
     tokens: &ClassTokens,
