@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, Result};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 /// What every object has, unless its path says otherwise.
 pub const BODY: &[u8] = b"what the server has\0\xff";
@@ -23,7 +23,7 @@ type Asked = Arc<Mutex<HashMap<String, usize>>>;
 pub struct WebServer {
     address: SocketAddr,
     asked: Asked,
-    speaks: Arc<AtomicBool>,
+    speaks: watch::Sender<bool>,
     accepting: tokio::task::JoinHandle<()>,
 }
 
@@ -33,8 +33,8 @@ impl WebServer {
     pub async fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("a port for a web server")?;
         let (address, asked) = (listener.local_addr()?, Asked::default());
-        let speaks = Arc::default();
-        let accepting = tokio::spawn(accept(listener, Arc::clone(&asked), Arc::clone(&speaks)));
+        let (speaks, hears) = watch::channel(false);
+        let accepting = tokio::spawn(accept(listener, Arc::clone(&asked), hears));
         Ok(Self { address, asked, speaks, accepting })
     }
 
@@ -43,9 +43,9 @@ impl WebServer {
         format!("http://{}{path}", self.address)
     }
 
-    /// From now on `silent` objects are there.
+    /// From now on requests for `silent` objects are answered, also those that wait.
     pub fn speak(&self) {
-        self.speaks.store(true, Ordering::Release);
+        self.speaks.send_replace(true);
     }
 
     /// How often a path was asked for.
@@ -64,9 +64,9 @@ fn locked(asked: &Asked) -> MutexGuard<'_, HashMap<String, usize>> {
     asked.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn accept(listener: TcpListener, asked: Asked, speaks: Arc<AtomicBool>) {
+async fn accept(listener: TcpListener, asked: Asked, speaks: watch::Receiver<bool>) {
     while let Ok((stream, _)) = listener.accept().await {
-        let (asked, speaks) = (Arc::clone(&asked), speaks.load(Ordering::Acquire));
+        let (asked, speaks) = (Arc::clone(&asked), speaks.clone());
         // A client that hangs up is not the server's fault.
         tokio::spawn(async move { drop(answer(stream, &asked, speaks).await) });
     }
@@ -86,7 +86,7 @@ async fn accept(listener: TcpListener, asked: Asked, speaks: Arc<AtomicBool>) {
 /// | `slow` | nothing at first; then the object |
 /// | `silent` | nothing until [`WebServer::speak`]; then the object |
 /// | anything else | the object |
-async fn answer(stream: TcpStream, asked: &Asked, speaks: bool) -> std::io::Result<()> {
+async fn answer(stream: TcpStream, asked: &Asked, mut speaks: watch::Receiver<bool>) -> std::io::Result<()> {
     let mut stream = BufReader::new(stream);
     let (mut request, mut line) = (String::new(), String::new());
     stream.read_line(&mut request).await?;
@@ -103,7 +103,11 @@ async fn answer(stream: TcpStream, asked: &Asked, speaks: bool) -> std::io::Resu
     let head = |status: &str, more: &str| format!("HTTP/1.1 {status}\r\nConnection: close\r\n{more}\r\n");
     let of_length = |length: usize| head("200 OK", &format!("Content-Length: {length}\r\n"));
     let name = path.rsplit('/').next().unwrap_or_default();
-    if (name == "slow" && is_first) || (name == "silent" && !speaks) {
+    if name == "silent" {
+        // An `Err` means that the server is dropped.
+        let _ = speaks.wait_for(|speaks| *speaks).await;
+    }
+    if name == "slow" && is_first {
         // Until the client hangs up.
         while stream.read_line(&mut line).await? > 0 {}
         return Ok(());

@@ -13,6 +13,9 @@ use super::protocol::FromModel;
 /// Frames that may wait to be looked at. A program that sends faster waits.
 const FRAMES_WAITING_MAX: usize = 16;
 
+/// How many late reports of progress are dropped in a row. A program that sends more does not end what it began.
+const LATE_MAX: u32 = 1000;
+
 /// How long to wait for the last frame of a process that died.
 pub(super) const LAST_WORD: Duration = Duration::from_millis(500);
 
@@ -49,8 +52,11 @@ pub(super) async fn next(frames: &mut Frames, child: &mut Child) -> Result<Frame
 pub(super) struct Frames {
     received: mpsc::Receiver<Result<Frame<FromModel>, FrameError>>,
     reader: JoinHandle<()>,
-    /// Frames of earlier passes are dropped: a thread that a program did not wait for must not cost the next pass's callers anything.
+    /// Progress of earlier passes is dropped. A thread that a program did not wait for would otherwise end the process, and with it the
+    /// next pass.
     first_pass: u64,
+    /// How much was dropped since the last other frame.
+    late: u32,
 }
 
 impl Frames {
@@ -65,10 +71,10 @@ impl Frames {
                 }
             }
         });
-        Self { received, reader, first_pass: 0 }
+        Self { received, reader, first_pass: 0, late: 0 }
     }
 
-    /// The pass has ended: frames that name it come too late.
+    /// The pass has ended: progress that names it comes too late.
     pub(super) fn pass_ended(&mut self, pass: u64) {
         self.first_pass = pass.saturating_add(1);
     }
@@ -76,16 +82,18 @@ impl Frames {
     async fn next(&mut self) -> Result<Frame<FromModel>, FrameError> {
         loop {
             let frame = self.received.recv().await.unwrap_or(Err(FrameError::Ended))?;
-            match frame.message.pass() {
-                Some(pass) if pass < self.first_pass => {
-                    let kind = name(&frame.message);
+            match frame.message {
+                FromModel::Progress { pass, .. } if pass < self.first_pass && self.late < LATE_MAX => {
+                    self.late += 1;
                     tracing::debug!(
                         pass,
-                        kind,
-                        "a program sent a frame for a pass that has ended: it is ignored"
+                        "a program reported progress of a pass that has ended: it is ignored"
                     );
                 }
-                _ => return Ok(frame),
+                _ => {
+                    self.late = 0;
+                    return Ok(frame);
+                }
             }
         }
     }

@@ -124,17 +124,6 @@ pub enum FromModel {
     },
 }
 
-impl FromModel {
-    /// The pass that the message is about, if it names one.
-    pub fn pass(&self) -> Option<u64> {
-        match self {
-            Self::Output { pass, .. } | Self::Progress { pass, .. } | Self::Done { pass, .. } => Some(*pass),
-            Self::Oom { pass, .. } | Self::Failed { pass, .. } => *pass,
-            Self::Ready { .. } | Self::Pong { .. } => None,
-        }
-    }
-}
-
 /// The memory figures at an out-of-memory, in bytes. Figures that the framework did not report are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OomReport {

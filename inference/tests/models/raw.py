@@ -2,7 +2,7 @@
 {"die": N, "cut": BYTES}: die of SIGKILL instead of sending frame N of the pass, or after BYTES of it;
 {"instead": N, "bytes": HEX} or {"instead": N, "header": {…}, "blob": TEXT}: send this instead of frame N;
 {"linger": true}: wait for the next message after the progress;
-{"late": true}: send frames of the pass after its end.
+{"late": N}: report progress of the pass N times after its end.
 By the file WISH_FILE, which is removed when the wish is granted:
 {"die_in": TYPE, "cut": BYTES}: die instead of sending a frame of this type, or after BYTES of it;
 {"die_at": TYPE, "cut": BYTES}: die when a frame of this type comes, after reading BYTES of it."""
@@ -123,8 +123,6 @@ while True:
         sender.send({"type": "output", "pass": number, "item": index, "kind": "json"}, blob)
     sender.send({"type": "done", "pass": number, "peak": None})
     if wish.get("chatter"):
-        connection.sendall(frame({"type": "pong", "number": 0}))
-    if wish.get("late"):
-        connection.sendall(frame({"type": "progress", "pass": number, "item": 0, "fraction": 1}))
-        connection.sendall(frame({"type": "output", "pass": number, "item": 0, "kind": "json"}, b"1"))
         connection.sendall(frame({"type": "done", "pass": number}))
+    for _ in range(wish.get("late", 0)):
+        connection.sendall(frame({"type": "progress", "pass": number, "item": 0, "fraction": 1}))

@@ -146,17 +146,20 @@ async fn a_process_that_speaks_unasked_is_replaced() {
     env.close(pool).await;
 }
 
-/// As a thread sends them that a program did not wait for.
+/// As a thread reports it that a program did not wait for.
 #[tokio::test]
-async fn frames_of_a_pass_that_has_ended_are_ignored() {
+async fn progress_of_a_pass_that_has_ended_is_ignored_within_reason() {
     let env = Env::new();
     let pool = raw(&env).await;
-    let (outputs, end) = wish(&pool, json!({"late": true})).await;
+    let (outputs, end) = wish(&pool, json!({"late": 10})).await;
     assert!(matches!(end, PassEnd::Done { .. }) && outputs == 3, "{outputs}: {end:?}");
     let late = json!({"instead": 0, "header": {"type": "progress", "pass": 1, "item": 0, "fraction": 1}});
     let (outputs, end) = wish(&pool, late).await;
     assert!(matches!(end, PassEnd::Done { .. }) && outputs == 3, "{outputs}: {end:?}");
     assert_eq!(pool.status().slots[0].starts, 1);
+    let (_, end) = wish(&pool, json!({"late": 2000})).await;
+    assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
+    until("the process is ended", || pool.status().slots[0].pid.is_none()).await;
     env.close(pool).await;
 }
 

@@ -130,6 +130,7 @@ async fn an_object_store_that_hangs_makes_jobs_wait_and_outputs_go_with_replies(
     env: &mut TestEnv,
 ) -> Result<()> {
     env.announce("cannot write the output to its store");
+    env.announce("a store did not answer");
     let server = ObjectServer::start()?;
     let stores = Stores::of(env, &server)?;
     server.put("in/test", b"test").await?;

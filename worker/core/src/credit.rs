@@ -1,6 +1,6 @@
 //! How many jobs a worker should hold: as many as keep its device busy. The rest wait at the broker, where another worker can take them.
-//! What comes in are the costs of jobs, the times of passes, and how many jobs wait for the broker to take their replies or for a store. Pure. Slots
-//! (memory) stay the cap.
+//! What comes in are the costs of jobs, the times of passes, and how many jobs wait for the broker to take their replies, or for a store.
+//! Pure. Slots (memory) stay the cap.
 
 use std::time::Duration;
 

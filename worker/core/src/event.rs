@@ -275,6 +275,9 @@ pub struct FetchFault {
     pub rejection: Rejection,
     /// The input may be available later: the store failed or was too slow.
     pub is_transient: bool,
+    /// The stores that failed, if that may pass, and how long reading took until then, without waits for other jobs' fetches.
+    pub stores: Vec<StoreIndex>,
+    pub took: Duration,
 }
 
 /// How a pass ended.

@@ -1,6 +1,6 @@
-//! Remembers which stores did not answer the jobs of which callers. Such a job holds its slot until the store's time limit, so further jobs of
-//! the caller that refer to the store wait at the broker, and only one at a time tries the store. Jobs of other callers may fetch from it as
-//! before: what does not answer may be a single object.
+//! Remembers which stores of inputs did not answer the jobs of which callers. A job that fetches holds its slot, so while a store is silent
+//! for a caller, few of that caller's jobs fetch from it, and the others wait at the broker. Jobs of other callers fetch from it as
+//! before, because what does not answer may be a single object.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,16 +8,18 @@ use std::time::{Duration, Instant};
 use crate::ids::StoreIndex;
 use crate::sizes::Size;
 
-/// A failed fetch counts as silence if it took so long. A store that fails sooner holds up nobody.
+/// A store is silent if reading an object failed after so long. A store that fails sooner holds up nobody.
 const SILENT_AFTER: Duration = Duration::from_secs(2);
 
-/// How long no job of the caller tries the store after a silence. Each further silence doubles the time, up to [`LASTS_MAX`]. Jobs wait for
-/// nearly half an hour before they are dead-lettered, which is long enough to notice that a store answers again.
-const LASTS: Duration = Duration::from_secs(10);
-const LASTS_MAX: Duration = Duration::from_secs(120);
+/// After a silence none of the caller's jobs fetch from the store for as long as the silence was, and at least for this time. So the
+/// caller's jobs have a place that exists once, such as that for large jobs, for half of the time at most.
+const PAUSE_MIN: Duration = Duration::from_secs(10);
 
-/// How much longer one job at a time tries the store. This must be longer than a job may wait for its try and then fetch.
-const REMEMBERED: Duration = Duration::from_secs(600);
+/// How long a silence is remembered after the pause: at least twice its length, so that the next one is noticed before.
+const REMEMBERED_MIN: Duration = Duration::from_secs(60);
+
+/// The part of a model's slots for the jobs of a caller that fetch from a silent store, at least one.
+const FETCHING_PART: usize = 8;
 
 /// The most pairs of a store and a caller that are remembered.
 const SILENT_MAX: usize = 1024;
@@ -30,23 +32,21 @@ type StoreAndCaller = (StoreIndex, Option<String>);
 struct Silence {
     /// When that was noticed last.
     at: Instant,
-    /// For how long no job tries the store.
-    lasts: Duration,
+    lasted: Duration,
 }
 
 impl Silence {
-    fn is_over(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.at) >= self.lasts
+    fn pause(self) -> Duration {
+        self.lasted.max(PAUSE_MIN)
     }
 
-    fn is_forgotten(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.at) >= self.lasts.saturating_add(REMEMBERED)
+    fn is_pause(self, now: Instant) -> bool {
+        now.saturating_duration_since(self.at) < self.pause()
     }
 
-    /// The next silence. Fetches that were under way together count as one.
-    fn next(self, now: Instant) -> Self {
-        let lasts = if self.is_over(now) { self.lasts.saturating_mul(2).min(LASTS_MAX) } else { self.lasts };
-        Self { at: now, lasts }
+    fn is_forgotten(self, now: Instant) -> bool {
+        let remembered = self.lasted.saturating_mul(2).max(REMEMBERED_MIN);
+        now.saturating_duration_since(self.at) >= self.pause().saturating_add(remembered)
     }
 }
 
@@ -59,42 +59,43 @@ impl SilentStores {
         Size::of("silent stores", self.0.len(), SILENT_MAX)
     }
 
-    /// How many jobs of the caller may fetch from the store at a time; `None` is any number.
-    pub(crate) fn tries(&self, store: StoreIndex, caller: Option<&str>, now: Instant) -> Option<usize> {
-        let silence = self.0.get(&(store, caller.map(str::to_owned)))?;
-        (!silence.is_forgotten(now)).then(|| usize::from(silence.is_over(now)))
+    /// How many of the caller's jobs may fetch from the store at a time; `None` if it is not silent. `slots`: those of their model.
+    pub(crate) fn fetches_max(
+        &self,
+        store: StoreIndex,
+        caller: Option<&str>,
+        slots: u16,
+        now: Instant,
+    ) -> Option<usize> {
+        let silence =
+            self.0.get(&(store, caller.map(str::to_owned))).filter(|silence| !silence.is_forgotten(now))?;
+        Some(if silence.is_pause(now) { 0 } else { Self::part(slots) })
     }
 
-    /// These stores answered a job of the caller.
-    pub(crate) fn answered(&mut self, stores: &[StoreIndex], caller: Option<&str>) {
-        for store in stores {
-            self.0.remove(&(*store, caller.map(str::to_owned)));
-        }
+    /// How many of a caller's jobs may fetch from a silent store after the pause.
+    pub(crate) fn part(slots: u16) -> usize {
+        (usize::from(slots) / FETCHING_PART).max(1)
     }
 
-    /// Fetching from these stores failed after so long. Returns whether the caller's jobs wait for one of them only from now on.
+    /// A read from the store failed after so long. Returns `None` if that is no silence, else whether the store was not known as silent.
     pub(crate) fn failed(
         &mut self,
-        stores: &[StoreIndex],
+        store: StoreIndex,
         caller: Option<&str>,
-        took: Duration,
+        lasted: Duration,
         now: Instant,
-    ) -> bool {
-        if took < SILENT_AFTER {
-            return false;
+    ) -> Option<bool> {
+        if lasted < SILENT_AFTER {
+            return None;
         }
         self.0.retain(|_, silence| !silence.is_forgotten(now));
-        let mut is_new = false;
-        for store in stores {
-            let key = (*store, caller.map(str::to_owned));
-            let known = self.0.get(&key).copied();
-            is_new |= known.is_none();
-            if known.is_none() && self.0.len() >= SILENT_MAX {
-                self.forget_oldest();
-            }
-            self.0.insert(key, known.map_or(Silence { at: now, lasts: LASTS }, |silence| silence.next(now)));
+        let key = (store, caller.map(str::to_owned));
+        let is_new = !self.0.contains_key(&key);
+        if is_new && self.0.len() >= SILENT_MAX {
+            self.forget_oldest();
         }
-        is_new
+        self.0.insert(key, Silence { at: now, lasted });
+        Some(is_new)
     }
 
     fn forget_oldest(&mut self) {
@@ -110,57 +111,51 @@ mod tests {
     use super::*;
 
     const STORE: StoreIndex = StoreIndex(0);
-    const SLOW: Duration = Duration::from_secs(30);
+    const SLOTS: u16 = 16;
 
     fn seconds(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
 
     #[test]
-    fn nobody_tries_a_silent_store_for_a_while_and_then_one_job_does() {
-        let (mut stores, start) = (SilentStores::default(), Instant::now());
-        assert!(stores.failed(&[STORE], Some("a"), SLOW, start));
-        // In flight together with the first.
-        assert!(!stores.failed(&[STORE], Some("a"), SLOW, start + seconds(9)));
-        let tries = |stores: &SilentStores, after| stores.tries(STORE, Some("a"), start + seconds(after));
-        assert_eq!(
-            [tries(&stores, 18), tries(&stores, 19), tries(&stores, 618)],
-            [Some(0), Some(1), Some(1)]
-        );
-        assert_eq!(tries(&stores, 619), None, "it is forgotten");
-        assert!(!stores.failed(&[STORE], Some("a"), SLOW, start + seconds(49)));
-        assert_eq!([tries(&stores, 68), tries(&stores, 69)], [Some(0), Some(1)], "the time doubles");
-        for _ in 0..10 {
-            let over = (69..).map(|after| start + seconds(after));
-            let now = over.into_iter().find(|now| stores.tries(STORE, Some("a"), *now) == Some(1)).unwrap();
-            stores.failed(&[STORE], Some("a"), SLOW, now);
+    fn nobody_fetches_from_a_silent_store_for_a_while_and_then_a_part_of_the_slots_does() {
+        let start = Instant::now();
+        for (lasted, pause, remembered) in [(3, 10, 60), (30, 30, 60), (300, 300, 600)] {
+            let mut stores = SilentStores::default();
+            assert_eq!(stores.failed(STORE, Some("a"), seconds(lasted), start), Some(true));
+            let after = |after| stores.fetches_max(STORE, Some("a"), SLOTS, start + seconds(after));
+            assert_eq!([after(pause - 1), after(pause)], [Some(0), Some(2)], "{lasted}");
+            assert_eq!(
+                [after(pause + remembered - 1), after(pause + remembered)],
+                [Some(2), None],
+                "{lasted}"
+            );
+            assert_eq!(stores.fetches_max(STORE, Some("a"), 2, start + seconds(pause)), Some(1));
+            // Another failure begins the pause anew.
+            assert_eq!(stores.failed(STORE, Some("a"), seconds(3), start + seconds(pause)), Some(false));
+            let now = start + seconds(pause + 9);
+            assert_eq!(stores.fetches_max(STORE, Some("a"), SLOTS, now), Some(0));
         }
-        let silence = stores.0.values().next().unwrap();
-        assert_eq!(silence.lasts, LASTS_MAX);
-        stores.answered(&[STORE], Some("a"));
-        assert_eq!(tries(&stores, 69), None);
     }
 
     #[test]
     fn a_silence_concerns_one_caller_and_one_store() {
         let (mut stores, now) = (SilentStores::default(), Instant::now());
-        stores.failed(&[STORE], Some("a"), SLOW, now);
-        stores.failed(&[StoreIndex(1)], None, SLOW, now);
-        assert_eq!(stores.tries(STORE, Some("a"), now), Some(0));
-        assert_eq!(stores.tries(StoreIndex(1), None, now), Some(0));
+        stores.failed(STORE, Some("a"), seconds(30), now);
+        stores.failed(StoreIndex(1), None, seconds(30), now);
+        assert_eq!(stores.fetches_max(STORE, Some("a"), SLOTS, now), Some(0));
+        assert_eq!(stores.fetches_max(StoreIndex(1), None, SLOTS, now), Some(0));
         for (store, caller) in [(0, Some("b")), (0, None), (1, Some("a"))] {
-            assert_eq!(stores.tries(StoreIndex(store), caller, now), None, "{store} {caller:?}");
+            assert_eq!(stores.fetches_max(StoreIndex(store), caller, SLOTS, now), None, "{store} {caller:?}");
         }
-        stores.answered(&[STORE], Some("b"));
-        assert_eq!(stores.tries(STORE, Some("a"), now), Some(0), "another caller's objects say nothing");
     }
 
     #[test]
     fn a_store_that_fails_at_once_is_not_silent() {
         let mut stores = SilentStores::default();
         let now = Instant::now();
-        assert!(!stores.failed(&[STORE], None, seconds(1), now));
-        assert_eq!(stores.tries(STORE, None, now), None);
+        assert_eq!(stores.failed(STORE, None, seconds(1), now), None);
+        assert_eq!(stores.fetches_max(STORE, None, SLOTS, now), None);
     }
 
     #[test]
@@ -168,10 +163,10 @@ mod tests {
         let (mut stores, start) = (SilentStores::default(), Instant::now());
         for number in 0..=SILENT_MAX {
             let now = start + Duration::from_millis(number as u64);
-            stores.failed(&[STORE], Some(&number.to_string()), SLOW, now);
+            stores.failed(STORE, Some(&number.to_string()), seconds(30), now);
         }
         assert_eq!(stores.size().entries, SILENT_MAX);
-        let tries = |number: usize| stores.tries(STORE, Some(&number.to_string()), start);
-        assert_eq!((tries(0), tries(1), tries(SILENT_MAX)), (None, Some(0), Some(0)));
+        let max = |number: usize| stores.fetches_max(STORE, Some(&number.to_string()), SLOTS, start);
+        assert_eq!((max(0), max(1), max(SILENT_MAX)), (None, Some(0), Some(0)));
     }
 }

@@ -144,7 +144,7 @@ async fn open(
         event_loop.context().board.set(Status::new(WorkerState::NoSession, error.to_string()));
         let left = config.broker.connect.saturating_sub(started.elapsed());
         let wait = backoff.next_wait();
-        // The last try is at the end of the time that the configuration allows.
+        // The last try begins when the time is over that the configuration allows.
         let wait = if is_first { wait.min(left) } else { wait };
         tracing::warn!(%error, wait_ms = wait.as_millis(), "no session yet: the broker cannot be used, trying again");
         if unless_stopped(event_loop, signals, tokio::time::sleep(wait)).await.is_none() {

@@ -3,17 +3,18 @@
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use tokio::sync::OwnedSemaphorePermit;
 use vramq_core::event::FetchFault;
+use vramq_core::ids::StoreIndex;
 use vramq_core::rejection::Rejection;
 use vramq_core::units::Mib;
 use vramq_schemas::Reason;
 use vramq_stores::Fault;
 
-use super::{MEMORY_UNIT, Place, Store, Stores, Wanted, of_item};
+use super::{MEMORY_UNIT, Place, Store, Stores, Wanted, of_item, stores_of};
 
 /// The most inputs of one job that are fetched at a time, so that a job with many does not block a store's other fetches.
 const FETCHES_PER_JOB: usize = 4;
@@ -54,9 +55,12 @@ impl Stores {
     /// # Errors
     /// The fault of the first input that cannot be fetched.
     pub async fn fetch(&self, wanted: Vec<Wanted>, job_max: u64) -> Result<Fetched, FetchFault> {
-        let late = |what: &str| {
+        let stores = stores_of(&wanted);
+        // Reading from a folder has no limit of its own, so without other reasons all stores of the job are at fault.
+        let late = |what: &str, stores: Vec<StoreIndex>| {
             let error = format!("the job's inputs were not fetched within {} s{what}", JOB_MAX.as_secs());
-            FetchFault { rejection: Rejection::new(Reason::StoreUnavailable, error), is_transient: true }
+            let rejection = Rejection::new(Reason::StoreUnavailable, error);
+            FetchFault { rejection, is_transient: true, stores, took: JOB_MAX }
         };
         let until = tokio::time::Instant::now() + JOB_MAX;
         let objects_max =
@@ -64,16 +68,18 @@ impl Stores {
         let bound = objects_max.min(job_max);
         let reserved = tokio::time::timeout_at(until, self.reserve(&wanted, bound)).await;
         let Ok(Some((of_stores, memory))) = reserved else {
-            return Err(late(": the host memory for fetched inputs (worker.fetch_mib) is taken"));
+            return Err(late(": the host memory for fetched inputs (worker.fetch_mib) is taken", Vec::new()));
         };
         let reservation = Arc::new(Reservation { left: AtomicU64::new(bound), memory });
         let fetches = stream::iter(wanted).map(|wanted| fetch_one(wanted, Arc::clone(&reservation), bound));
         let inputs = fetches.buffered(FETCHES_PER_JOB).try_collect::<Vec<_>>();
-        let Ok(inputs) = tokio::time::timeout_at(until, inputs).await else { return Err(late("")) };
+        let Ok(inputs) = tokio::time::timeout_at(until, inputs).await else {
+            return Err(late("", stores));
+        };
         let inputs = inputs?;
         // All fetches have ended, so this is the only reference.
         let Some(Reservation { left, mut memory }) = Arc::into_inner(reservation) else {
-            return Err(late(""));
+            return Err(late("", Vec::new()));
         };
         let taken = permits_of(bound - left.into_inner());
         drop(memory.split(memory.num_permits().saturating_sub(taken as usize)));
@@ -115,19 +121,21 @@ async fn fetch_one(
     bound: u64,
 ) -> Result<(usize, Vec<u8>), FetchFault> {
     let Wanted { item, reference: _, store } = &wanted;
-    let (item, fetches) = (*item, Arc::clone(&store.fetches));
+    let (item, index, fetches) = (*item, store.index, Arc::clone(&store.fetches));
     let fetch = async {
         // Never closed.
         let permit = fetches.acquire_owned().await.ok();
+        let began = Instant::now();
         let fetch = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             read(&wanted, &reservation, bound)
         });
-        fetch.await.unwrap_or_else(|_| {
+        let result = fetch.await.unwrap_or_else(|_| {
             Err(Fault::Unavailable("the fetch panicked; see the worker's log".to_owned()))
-        })
+        });
+        result.map_err(|fault| of_item(fault, item, index, began.elapsed()))
     };
-    fetch.await.map(|bytes| (item, bytes)).map_err(|fault| of_item(fault, item))
+    fetch.await.map(|bytes| (item, bytes))
 }
 
 /// Reads an object. Blocks.

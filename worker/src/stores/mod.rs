@@ -89,7 +89,7 @@ pub fn stores_of(wanted: &[Wanted]) -> Vec<StoreIndex> {
 }
 
 /// The fault of an input in the form that the core uses.
-fn of_item(fault: Fault, item: usize) -> FetchFault {
+fn of_item(fault: Fault, item: usize, store: StoreIndex, took: Duration) -> FetchFault {
     let is_transient = matches!(fault, Fault::Unavailable(_));
     let (reason, what) = match fault {
         Fault::Denied(what) => (Reason::ReferenceDenied, what),
@@ -98,7 +98,9 @@ fn of_item(fault: Fault, item: usize) -> FetchFault {
         Fault::TooLarge(what) => (Reason::TooLarge, what),
         Fault::Unavailable(what) => (Reason::StoreUnavailable, what),
     };
-    FetchFault { rejection: Rejection::new(reason, format!("inputs[{item}]: {what}")), is_transient }
+    let rejection = Rejection::new(reason, format!("inputs[{item}]: {what}"));
+    let stores = if is_transient { vec![store] } else { Vec::new() };
+    FetchFault { rejection, is_transient, stores, took }
 }
 
 impl Stores {

@@ -109,8 +109,9 @@ impl Shell {
             Some(0) => !stored.store_failed || tried > 0,
             // The decision may have been made before.
             Some(1) => {
-                let had_store = !stored.store_failed && !stored.store_was_silent;
-                tried == 0 && (!had_store || stored.had_no_room_alone)
+                let lacked_store =
+                    stored.store_failed || stored.may_wait_unfetched || self.fell_silent(env, stored);
+                tried == 0 && (lacked_store || stored.had_no_room_alone)
             }
             _ => false,
         };

@@ -60,6 +60,7 @@ use observations::Observations;
 use operators::Operators;
 use pace::{Drain, Health};
 use passes::{Executor, Flight};
+use references::Silence;
 use sabotage::Verdict;
 use session::Session;
 use shares::Shares;
@@ -144,8 +145,8 @@ pub struct Shell {
     cannot_load: bool,
     culprit: Option<PassId>,
     sabotage: Option<Sabotage>,
-    /// For each caller that the store did not answer: when that was last.
-    silent_for: BTreeMap<Option<Arc<str>>, Micros>,
+    /// For each store and caller whose job it did not answer: when that was last.
+    silences: BTreeMap<(u64, Option<Arc<str>>), Silence>,
     /// When the last withdrawal of each job arrived.
     heard: BTreeMap<JobNumber, Micros>,
     /// Passes that must be skipped if they have not begun.

@@ -95,7 +95,7 @@ impl Shell {
             cannot_load: false,
             culprit: None,
             sabotage: plan.sabotage,
-            silent_for: BTreeMap::new(),
+            silences: BTreeMap::new(),
             heard: BTreeMap::new(),
             skips: BTreeSet::new(),
         })

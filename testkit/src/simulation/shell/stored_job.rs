@@ -91,8 +91,8 @@ pub(super) struct StoredJob {
     pub(super) store_failed: bool,
     /// Since when its inputs are being fetched.
     pub(super) fetches_since: Option<Micros>,
-    /// Whether the store was silent for its caller when it was read, so that it may wait without a fetch.
-    pub(super) store_was_silent: bool,
+    /// Whether its store was silent when it was read, so that it may wait without a fetch.
+    pub(super) may_wait_unfetched: bool,
     /// The disk had no room for a pass of its items alone.
     pub(super) had_no_room_alone: bool,
     /// The message of its next attempt, once that is published.
@@ -165,7 +165,7 @@ impl StoredJob {
             findings_before: findings,
             store_failed: false,
             fetches_since: None,
-            store_was_silent: false,
+            may_wait_unfetched: false,
             had_no_room_alone: false,
             next_attempt: None,
             is_of_other_revision: false,

@@ -8,9 +8,10 @@ use crate::backoff;
 use crate::disposition::JobOutcome;
 use crate::event::{Delivery, FetchFault};
 use crate::ids::{JobKey, StoreIndex};
-use crate::jobs::{Fetch, Job, Received};
+use crate::jobs::{Job, Received};
 use crate::observation::Cause;
 use crate::rejection::Rejection;
+use crate::silent_stores::SilentStores;
 
 /// How often a job waits for a store, or for room on a worker's disk, before it is dead-lettered. That takes nearly half an hour, enough
 /// for a store to restart or a network to be repaired.
@@ -26,16 +27,7 @@ impl Core {
             return self.settle(received.settle(outcome, now));
         }
         if self.must_wait_for_stores(&received, &stores) {
-            let error = "a store of the job's inputs did not answer other jobs of this caller";
-            let rejection = Rejection::new(Reason::StoreUnavailable, error);
-            let outcome = self.wait_for_room_or_store(received.reached(), Cause::StoreUnavailable, rejection);
-            let Delivery { id: job, trace_id, .. } = &received.delivery;
-            tracing::debug!(
-                job,
-                trace_id,
-                "a store of the job's inputs does not answer: the job waits and is not run"
-            );
-            return self.settle(received.settle(outcome, now));
+            return self.wait_unfetched(received);
         }
         received.fetch_begins(stores, now);
         self.jobs.insert(Job::Received(Box::new(received)));
@@ -50,18 +42,13 @@ impl Core {
     pub(crate) fn fetched(&mut self, job: JobKey, result: Result<(), FetchFault>) {
         // The job may have been withdrawn or requeued meanwhile.
         let Some(mut received) = self.jobs.take_received(job) else { return };
-        let Some(fetch) = received.fetch_ended() else {
-            return self.jobs.insert(Job::Received(Box::new(received)));
-        };
+        received.fetch_ended();
         let fault = match result {
-            Ok(()) => {
-                self.silent_stores.answered(&fetch.stores, received.delivery.caller.as_deref());
-                return self.read(received);
-            }
+            Ok(()) => return self.read(received),
             Err(fault) => fault,
         };
-        if fault.is_transient {
-            self.stores_failed(&received, &fetch, &fault.rejection);
+        for store in &fault.stores {
+            self.store_failed(&received, *store, &fault);
         }
         let outcome = match fault.is_transient {
             true => self.wait_for_store(&received, fault.rejection),
@@ -70,32 +57,63 @@ impl Core {
         self.settle(received.settle(outcome, self.now.at));
     }
 
-    /// Whether a store of the job is silent for its caller and must not be tried now, or another job of the caller tries it.
+    /// Whether a store of the job is silent for its caller, and as many jobs of the caller as may fetch from it.
     fn must_wait_for_stores(&self, received: &Received, stores: &[StoreIndex]) -> bool {
-        let caller = &received.delivery.caller;
+        let Delivery { caller, model, .. } = &received.delivery;
+        let slots = self.memory.slots(model.0);
         stores.iter().any(|store| {
-            let is_other =
-                |other: &Received| other.delivery.caller == *caller && other.is_fetching_from(*store);
-            let tries = self.silent_stores.tries(*store, caller.as_deref(), self.now.at);
-            tries.is_some_and(|tries| self.jobs.fetching_where(is_other).len() >= tries)
+            let most = self.silent_stores.fetches_max(*store, caller.as_deref(), slots, self.now.at);
+            most.is_some_and(|most| self.fetching_for(caller.as_deref(), *store).len() >= most)
         })
     }
 
-    /// Remembers stores that did not answer a job in time.
-    fn stores_failed(&mut self, received: &Received, fetch: &Fetch, why: &Rejection) {
-        let Delivery { caller, id: job, trace_id, .. } = &received.delivery;
-        let took = self.now.at.saturating_duration_since(fetch.since);
-        if self.silent_stores.failed(&fetch.stores, caller.as_deref(), took, self.now.at) {
-            let (why, seconds) = (&why.error, took.as_secs());
+    /// The jobs of a caller that fetch from a store, in the order of their delivery.
+    fn fetching_for(&self, caller: Option<&str>, store: StoreIndex) -> Vec<JobKey> {
+        let is_meant = |received: &Received| {
+            received.delivery.caller.as_deref() == caller && received.is_fetching_from(store)
+        };
+        self.jobs.fetching_where(is_meant)
+    }
+
+    /// Reading from the store failed. If it was silent, most of the caller's other jobs that fetch from it give their slots up.
+    fn store_failed(&mut self, received: &Received, store: StoreIndex, fault: &FetchFault) {
+        let Delivery { caller, id: job, trace_id, model, .. } = &received.delivery;
+        let silence = self.silent_stores.failed(store, caller.as_deref(), fault.took, self.now.at);
+        let Some(is_new) = silence else { return };
+        if is_new {
+            let (why, seconds) = (&fault.rejection.error, fault.took.as_secs());
             tracing::warn!(
                 job,
                 trace_id,
                 caller,
                 why,
                 seconds,
-                "a store did not answer: further jobs of this caller that refer to it wait, and one at a time tries it"
+                "a store did not answer: for a while few jobs of this caller fetch from it, and the others wait"
             );
         }
+        let kept = SilentStores::part(self.memory.slots(model.0));
+        for job in self.fetching_for(caller.as_deref(), store).into_iter().skip(kept) {
+            if let Some(received) = self.jobs.take_received(job) {
+                self.wait_unfetched(received);
+            }
+        }
+    }
+
+    /// A job waits at the broker because a store did not answer other jobs of its caller.
+    fn wait_unfetched(&mut self, received: Received) {
+        let error =
+            "a store of the job's inputs did not answer other jobs; the inputs of this one were not fetched";
+        let rejection = Rejection::new(Reason::StoreUnavailable, error);
+        let outcome = self.wait_for_room_or_store(received.reached(), Cause::StoreUnavailable, rejection);
+        if matches!(outcome, JobOutcome::Requeue(_)) {
+            let Delivery { id: job, trace_id, .. } = &received.delivery;
+            tracing::debug!(
+                job,
+                trace_id,
+                "a store of the job's inputs does not answer: the job waits unfetched"
+            );
+        }
+        self.settle(received.settle(outcome, self.now.at));
     }
 
     /// The outcome of a job whose store does not work: it waits at the broker, so that it takes no slot from others.

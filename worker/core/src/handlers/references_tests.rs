@@ -24,7 +24,8 @@ fn fetching(headers: JobHeaders) -> Worker {
 }
 
 fn fault(reason: Reason, is_transient: bool) -> Event {
-    let result = Err(FetchFault { rejection: Rejection::new(reason, "why"), is_transient });
+    let rejection = Rejection::new(reason, "why");
+    let result = Err(FetchFault { rejection, is_transient, stores: vec![STORE], took: Duration::ZERO });
     Event::Fetched { job: JOB, result }
 }
 
@@ -131,9 +132,9 @@ fn a_job_whose_time_is_over_fetches_nothing() {
     assert_eq!(dead_letter(&actions).map(|(_, rejection)| rejection.reason), Some(Reason::Expired));
 }
 
-/// A store leaves the jobs of caller `a` without an answer for half a minute each.
+/// Reading for a job of caller `a` failed after half a minute. The worker has 64 slots.
 #[test]
-fn jobs_for_a_store_that_does_not_answer_hold_one_slot() {
+fn jobs_for_a_store_that_does_not_answer_have_an_eighth_of_the_slots() {
     let mut worker = Worker::new();
     let refers = |worker: &mut Worker, key: u64, caller: &str, stores: &[StoreIndex]| {
         worker.caller = Some(caller.to_owned());
@@ -141,26 +142,51 @@ fn jobs_for_a_store_that_does_not_answer_hold_one_slot() {
         worker.apply(Event::Referring { job: JobKey(key), stores: stores.to_vec() })
     };
     let fetches = |actions: &[Action]| matches!(actions, [Action::Fetch { .. }]);
-    let fails = |worker: &mut Worker, key: u64| {
-        let rejection = Rejection::new(Reason::StoreUnavailable, "no answer within 30 s");
-        let result = Err(FetchFault { rejection, is_transient: true });
-        worker.apply(Event::Fetched { job: JobKey(key), result })
-    };
-    assert!((1..4).all(|key| fetches(&refers(&mut worker, key, "a", &[STORE]))));
+    let waiting =
+        |actions: &[Action]| requeued(actions).into_iter().map(|(job, ..)| job.0).collect::<Vec<_>>();
+    let other = StoreIndex(1);
+    assert!((1..=12).all(|key| fetches(&refers(&mut worker, key, "a", &[STORE]))));
+    assert!(
+        fetches(&refers(&mut worker, 13, "b", &[STORE])) && fetches(&refers(&mut worker, 14, "a", &[other]))
+    );
     worker.now += Duration::from_secs(30);
-    assert!((1..4).all(|key| requeued(&fails(&mut worker, key)).len() == 1));
-    // It is known now. Jobs wait at the broker and count these waits; those for other stores and of other callers do not wait.
-    let waits = refers(&mut worker, 4, "a", &[StoreIndex(1), STORE]);
-    let (_, headers, route) = requeued(&waits).pop().expect("it waits");
-    assert!(matches!(route, Route::Later(_)) && headers.store_waits == 1, "{route:?} {headers:?}");
-    assert!(fetches(&refers(&mut worker, 5, "a", &[StoreIndex(1)])));
-    assert!(fetches(&refers(&mut worker, 6, "b", &[STORE])));
-    // After a while one job at a time tries it, until it has answered one.
-    worker.now += Duration::from_secs(10);
-    assert!(fetches(&refers(&mut worker, 7, "a", &[STORE])));
-    assert_eq!(requeued(&refers(&mut worker, 8, "a", &[STORE])).len(), 1);
-    worker.apply(Event::Fetched { job: JobKey(7), result: Ok(()) });
-    assert!((9..12).all(|key| fetches(&refers(&mut worker, key, "a", &[STORE]))));
+    let rejection = Rejection::new(Reason::StoreUnavailable, "no answer within 30 s");
+    let took = Duration::from_secs(30);
+    let result = Err(FetchFault { rejection, is_transient: true, stores: vec![STORE], took });
+    let actions = worker.apply(Event::Fetched { job: JobKey(1), result });
+    // Of the eleven that still fetch, the last three give their slots up.
+    assert_eq!(waiting(&actions), [10, 11, 12, 1]);
+    assert!(requeued(&actions).iter().all(|(_, headers, route)| {
+        matches!(route, Route::Later(_)) && headers.store_waits == 1 && headers.attempt == 0
+    }));
+    // Jobs for other stores and of other callers do not wait.
+    assert_eq!(waiting(&refers(&mut worker, 20, "a", &[other, STORE])), [20]);
+    assert!(
+        fetches(&refers(&mut worker, 21, "a", &[other])) && fetches(&refers(&mut worker, 22, "b", &[STORE]))
+    );
+    // After the pause the others fetch, eight at a time, also when one of them has succeeded.
+    worker.now += Duration::from_secs(30);
+    assert_eq!(waiting(&refers(&mut worker, 23, "a", &[STORE])), [23], "eight are still under way");
+    worker.apply(Event::Fetched { job: JobKey(2), result: Ok(()) });
+    assert!(fetches(&refers(&mut worker, 24, "a", &[STORE])));
+    assert_eq!(waiting(&refers(&mut worker, 25, "a", &[STORE])), [25]);
+    // In the end it is forgotten.
+    worker.now += Duration::from_secs(60);
+    assert!(fetches(&refers(&mut worker, 26, "a", &[STORE])));
+}
+
+#[test]
+fn a_job_that_waited_unfetched_too_often_is_a_dead_letter_that_says_so() {
+    let mut worker = fetching(JobHeaders::default());
+    let rejection = Rejection::new(Reason::StoreUnavailable, "why");
+    let took = Duration::from_secs(30);
+    let result = Err(FetchFault { rejection, is_transient: true, stores: vec![STORE], took });
+    worker.apply(Event::Fetched { job: JOB, result });
+    let headers = JobHeaders { store_waits: STORE_WAITS_MAX, ..JobHeaders::default() };
+    worker.arrives(2, worker.source(), headers);
+    let actions = worker.apply(Event::Referring { job: JobKey(2), stores: vec![STORE] });
+    let (_, rejection) = dead_letter(&actions).expect("it is given up");
+    assert!(rejection.error.contains("were not fetched"), "{rejection:?}");
 }
 
 #[test]

@@ -23,9 +23,9 @@ use crate::sizes::Size;
 
 /// A job's fetch of inputs.
 #[derive(Debug)]
-pub(crate) struct Fetch {
-    pub(crate) stores: Vec<StoreIndex>,
-    pub(crate) since: Instant,
+struct Fetch {
+    stores: Vec<StoreIndex>,
+    since: Instant,
 }
 
 /// A job that was delivered and is being read.
@@ -90,8 +90,8 @@ impl Received {
         self.fetch = Some(Fetch { stores, since: now });
     }
 
-    pub(crate) fn fetch_ended(&mut self) -> Option<Fetch> {
-        self.fetch.take()
+    pub(crate) fn fetch_ended(&mut self) {
+        self.fetch = None;
     }
 
     pub(crate) fn is_fetching(&self) -> bool {
