@@ -12,9 +12,15 @@ const IDEMPOTENCY_KEY_BYTES_MAX: usize = 255;
 /// The request's idempotency key, if it has one.
 ///
 /// # Errors
-/// It is too long, or no visible ASCII.
+/// It is too long, or no visible ASCII, or there are several: then nobody could say which one the job has.
 pub fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
-    let Some(key) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
+    let mut keys = headers.get_all(IDEMPOTENCY_KEY).iter();
+    let Some(key) = keys.next() else { return Ok(None) };
+    let further = keys.count();
+    if further > 0 {
+        let message = format!("the request has {} headers Idempotency-Key; it must have one", further + 1);
+        return Err(Problem::invalid(message));
+    }
     match key.to_str() {
         Ok(key) if (1..=IDEMPOTENCY_KEY_BYTES_MAX).contains(&key.len()) => Ok(Some(key.to_owned())),
         _ => Err(Problem::invalid(format!(
@@ -42,5 +48,14 @@ mod tests {
             assert_eq!(key(bad.as_bytes()).unwrap_err().status, 400, "{bad}");
         }
         assert_eq!(idempotency_key(&HeaderMap::new()).unwrap(), None);
+        let mut several = HeaderMap::new();
+        for key in ["a", "b"] {
+            several.append(IDEMPOTENCY_KEY, key.parse().unwrap());
+        }
+        let refused = idempotency_key(&several).unwrap_err();
+        assert!(
+            refused.status == 400 && refused.message.contains("2 headers Idempotency-Key"),
+            "{refused:?}"
+        );
     }
 }
