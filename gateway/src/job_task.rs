@@ -180,6 +180,8 @@ impl Task {
         // Let the publish go on: the withdrawal also reaches a job that is published after it.
         let awaited = self.app.link.withdrawals.add(withdrawal);
         drop(own);
+        // The caller has its answer.
+        self.record_withdrawal().await;
         if let Some(_awaited) = awaited {
             let _ = timeout(WITHDRAWN_AWAITED_MAX, life).await;
         }

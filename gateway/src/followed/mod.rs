@@ -6,6 +6,7 @@ mod life;
 use std::sync::Arc;
 
 use axum::http::StatusCode;
+use serde_json::json;
 
 use crate::adoption::FollowPermit;
 use crate::app::App;
@@ -71,15 +72,17 @@ fn follow(app: &App, caller: &Caller, record: Record) -> Result<Option<Arc<Entry
         // The entry has its permit already. It is known by its id only, even to requests that name it by an idempotency key.
         return Ok(Some(before));
     }
+    if record.withdrawn {
+        // Its end has expired in the store, and it may still be in its queue: nothing is left to follow.
+        let entry = entry_of(app, caller, record);
+        entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
+        return Ok(Some(Arc::new(entry)));
+    }
     let permit = adoption.permit(&caller.name).map_err(|after| {
         let message = "this gateway follows as many jobs of other gateways as it may";
         Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message, after)
     })?;
-    let Record { id, message_id, model, items, request_sha256, .. } = record.clone();
-    let entry = Entry::new(id, message_id, caller.name.clone(), model, items, request_sha256)
-        .called_by(&callers(&app.config.broker, caller))
-        .taken_elsewhere(record.created_at_ms, record.secret.clone());
-    let entry = Arc::new(entry);
+    let entry = Arc::new(entry_of(app, caller, record.clone()));
     if let Added::Existing(before) = app.jobs.add(&entry, None)? {
         // Another request for the same job was faster.
         return Ok(Some(before));
@@ -88,6 +91,14 @@ fn follow(app: &App, caller: &Caller, record: Record) -> Result<Option<Arc<Entry
     entry.happened("queued", task.estimate(), Some(State::Queued));
     tokio::spawn(run(task, record, permit));
     Ok(Some(entry))
+}
+
+/// The entry of another gateway's job.
+fn entry_of(app: &App, caller: &Caller, record: Record) -> Entry {
+    let Record { id, message_id, model, items, created_at_ms, request_sha256, secret, .. } = record;
+    Entry::new(id, message_id, caller.name.clone(), model, items, request_sha256)
+        .called_by(&callers(&app.config.broker, caller))
+        .taken_elsewhere(created_at_ms, secret)
 }
 
 async fn run(task: Task, record: Record, permit: FollowPermit) {

@@ -1,6 +1,6 @@
 //! Writes and removes the record of a job in the store of results, and reads the end that another gateway stored.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::sleep;
 use vramq_producer::Client;
@@ -35,9 +35,23 @@ impl Task {
         let entry = &self.entry;
         let Some((results, _)) = self.recorded().filter(|_| !entry.state().is_end()) else { return Ok(None) };
         let read = in_time(&entry.id, "look for a job's end", results.read(&entry.owner, &entry.id)).await;
-        let Some(written) = read.ok_or(Unread)?.map_err(|_| Unread)? else { return Ok(None) };
+        let Some(written) = read.ok_or(Unread)?.map_err(|_| Unread)? else {
+            return Ok(self.is_recorded_as_withdrawn(results).await.then_some(State::Withdrawn));
+        };
         let created_ms = entry.created_ms;
         Ok(off_runtime(written.len(), move || state_of(&written, created_ms)).await)
+    }
+
+    /// Whether the job was withdrawn, and the stored withdrawal has expired. Asked of jobs that are older than results are kept.
+    async fn is_recorded_as_withdrawn(&self, results: &ResultStore) -> bool {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let age = now.saturating_sub(Duration::from_millis(self.entry.created_ms));
+        if age < self.app.config.results.keep {
+            return false;
+        }
+        let found = Record::find(results.storage(), &self.entry.owner, &self.entry.id);
+        let found = in_time(&self.entry.id, "cannot read a job's record", found).await;
+        matches!(found, Some(Ok(Some(Record { withdrawn: true, .. }))))
     }
 
     /// The store that has the job's record while the job is unfinished; `None` if jobs are not recorded.
@@ -48,6 +62,7 @@ impl Task {
     /// Makes the job known to the other gateways. A job that cannot be recorded is known to this one alone.
     pub(crate) async fn put_record(&self, client: &Client) {
         let (Some((results, _)), Some(reply_queue)) = (self.recorded(), client.reply_queue()) else { return };
+        let withdrawn = matches!(self.entry.state(), State::Withdrawn);
         let record = Record {
             id: self.entry.id.clone(),
             message_id: self.entry.message_id.clone(),
@@ -56,6 +71,7 @@ impl Task {
             created_at_ms: self.entry.created_ms,
             request_sha256: self.entry.fingerprint,
             secret: self.entry.secret.clone(),
+            withdrawn,
             reply_queue: reply_queue.to_owned(),
         };
         let put = record.put(results.storage(), &self.entry.owner);
@@ -63,6 +79,26 @@ impl Task {
             tracing::error!(
                 job = record.id, %error,
                 "cannot store a job's record: other gateways do not know the job until it has ended"
+            );
+        }
+        if !withdrawn && matches!(self.entry.state(), State::Withdrawn) {
+            self.record_withdrawal().await;
+        }
+    }
+
+    /// Notes in the job's record that its caller has withdrawn it. A job without a record has ended, or is being published: then the record
+    /// that is still to come says so.
+    pub(crate) async fn record_withdrawal(&self) {
+        let Some((results, _)) = self.recorded() else { return };
+        let (job, owner, storage) = (&self.entry.id, &self.entry.owner, results.storage());
+        let noted = async {
+            let Some(record) = Record::find(storage, owner, job).await? else { return Ok(()) };
+            Record { withdrawn: true, ..record }.put(storage, owner).await
+        };
+        if let Some(Err(error)) = in_time(job, "cannot note a withdrawal in a job's record", noted).await {
+            tracing::warn!(
+                job, %error,
+                "cannot note a withdrawal in a job's record: once its stored end has expired, gateways show the job as queued until it ends"
             );
         }
     }

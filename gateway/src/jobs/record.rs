@@ -27,6 +27,9 @@ pub struct Record {
     pub request_sha256: [u8; 32],
     /// Withdraws the job. A program that may read the store may read the job's results as well.
     pub secret: String,
+    /// Whether its caller has withdrawn the job, which may still be in its queue. Its stored end may expire before it ends.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub withdrawn: bool,
     /// The queue that receives the replies, and keeps them until the job's end is stored.
     pub reply_queue: String,
 }
@@ -111,6 +114,7 @@ pub(super) fn sample(id: &str) -> Record {
         created_at_ms: 1,
         request_sha256: [7; 32],
         secret: text("s"),
+        withdrawn: false,
         reply_queue: format!("{CLIENT_REPLIES}q"),
     }
 }
@@ -131,6 +135,9 @@ mod tests {
         for (owner, id) in [("b", "job"), ("a", "other"), ("a", "../a/job"), ("a", "")] {
             assert_eq!(Record::find(&other, owner, id).await.unwrap(), None, "{owner} {id}");
         }
+        let withdrawn = Record { withdrawn: true, ..record.clone() };
+        withdrawn.put(&storage, "a").await.unwrap();
+        assert_eq!(Record::find(&other, "a", "job").await.unwrap().as_ref(), Some(&withdrawn));
         for _ in 0..2 {
             remove(&other, "a", "job").await.unwrap();
         }

@@ -1,6 +1,7 @@
 //! Gateways with a common store of results answer for each other's unfinished jobs, also after the gateway that took them has died.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use vramq_tests::pass_tickets::PassTickets;
@@ -264,4 +265,37 @@ fn jobs_that_outlast_a_drain_are_answered_by_another() {
     let late = ended(shared.gateway(1), "late");
     assert_eq!((&late["state"], &late["outputs"]), (&json!("done"), &outputs()));
     shared.all_ended();
+}
+
+/// The stored end is gone after `results.keep_s`, while the job may still be in its queue.
+#[test]
+fn a_withdrawn_job_stays_withdrawn_when_its_stored_end_has_expired() {
+    const KEEP: Duration = Duration::from_secs(2);
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    let results = setup.folder.path().join("results");
+    let settings =
+        [format!("results.folder={}", results.display()), format!("results.keep_s={}", KEEP.as_secs())];
+    for _ in 0..2 {
+        setup.gateway(&set(&settings));
+    }
+    setup.wait_for_models(&[ECHO]);
+    let [own, other] = &setup.gateways[..] else { panic!("two gateways") };
+    setup.workers[0].signal("STOP");
+    for (id, at) in [("here", own), ("there", other)] {
+        assert_eq!(put(own, id, &job(), "respond-async").0, 202);
+        assert_eq!(delete(at, id), "withdrawn");
+    }
+    let since = Instant::now();
+    until("the ends have expired", || (since.elapsed() > 2 * KEEP).then_some(()));
+    for (id, gateways) in [("here", &[own, other][..]), ("there", &[other])] {
+        for gateway in gateways {
+            let seen = gateway.get(&format!("/v1/jobs/{id}"));
+            assert_eq!((seen.status, &seen.json()["state"]), (200, &json!("withdrawn")), "{id}: {seen:?}");
+            let again = put(gateway, id, &job(), "respond-async");
+            assert_eq!((again.0, &again.1["state"]), (200, &json!("withdrawn")), "{id}");
+        }
+    }
+    setup.workers[0].signal("CONT");
+    until("no job is left", || (setup.messages("vramq.jobs.echo") == Some(0)).then_some(()));
 }
