@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::drain::Drain;
 use crate::files::FileStore;
 use crate::in_flight::{InFlight, Permit};
+use crate::job_sessions::JobSessions;
 use crate::jobs::{Jobs, ResultStore};
 use crate::keys::{Caller, Keys};
 use crate::metrics::Metrics;
@@ -49,6 +50,8 @@ pub struct Shared {
     in_flight: InFlight,
     readers: InFlight,
     pub bodies: BodyMemory,
+    /// Whether the clients that carry jobs have sessions.
+    pub job_sessions: JobSessions,
     /// Requests that got no result because the drain ended.
     cut_off: AtomicU64,
     /// The unfinished jobs whose replies this gateway alone takes.
@@ -136,6 +139,7 @@ impl App {
             readers: InFlight::default(),
             bodies: BodyMemory::new(limits.bodies_bytes, limits.bodies_bytes_per_key),
             metrics: Metrics::default(),
+            job_sessions: JobSessions::default(),
             cut_off: AtomicU64::new(0),
             own_jobs: AtomicUsize::new(0),
             keys: Arc::clone(&config.http.keys),

@@ -16,6 +16,7 @@ pub mod files;
 pub mod followed;
 pub mod held_body;
 pub mod in_flight;
+pub mod job_sessions;
 pub mod job_task;
 pub mod jobs;
 pub mod keys;

@@ -27,6 +27,7 @@ use vramq_gateway::config::{Config, Files, Invalid};
 use vramq_gateway::descriptors;
 use vramq_gateway::drain::Drain;
 use vramq_gateway::files::FileStore;
+use vramq_gateway::job_sessions;
 use vramq_gateway::job_task::JOB_MAX;
 use vramq_gateway::jobs::ResultStore;
 use vramq_gateway::keys;
@@ -188,6 +189,7 @@ async fn run(config: Config) -> Result<Exit, String> {
     let stores = Stores { results: results.zip(adoption), files, outputs };
     let app = App::new(config, client, link, stores, operator, drained);
     tracing::info!(%address, "serving");
+    tokio::spawn(job_sessions::watch(app.clone()));
     tokio::spawn(sweep_jobs(app.clone()));
     tokio::spawn(sweep_places(app.clone()));
     tokio::spawn(drain_on_signal(drain, drain_max).await?);

@@ -106,7 +106,10 @@ impl Default for Metrics {
                 "withdrawals_not_sent",
                 "Withdrawals that were not sent, because too many waited to be sent",
             ),
-            connected: all.metric("broker_connected", "1 while there is a connection to the broker"),
+            connected: all.metric(
+                "broker_connected",
+                "1 while there are the gateway's own connection to the broker and those for its jobs",
+            ),
             registry: Mutex::new(registry),
         }
     }

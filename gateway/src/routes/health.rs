@@ -1,6 +1,8 @@
 //! `/livez`, `/readyz` and `/metrics`, for orchestrators and Prometheus. `/health`, as in text-embeddings-inference, is `/readyz`. No key
 //! is needed.
 
+use std::time::Instant;
+
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -25,12 +27,16 @@ pub async fn readyz(State(app): State<App>) -> Response {
     if !app.link.is_connected() {
         return not_ready("no connection to the broker\n");
     }
+    if !app.job_sessions.are_there(Instant::now()) {
+        return not_ready("no connection to the broker for jobs\n");
+    }
     "ready\n".into_response()
 }
 
 pub async fn metrics(State(app): State<App>) -> Response {
     let (kept_jobs, kept_bytes) = app.jobs.size();
     let (withdrawals, connected) = (&app.link.withdrawals, app.link.is_connected());
+    let connected = connected && app.job_sessions.are_there(Instant::now());
     let (withdrawals, excess) = (withdrawals.len(), withdrawals.excess());
     let unfinished_jobs = app.own_jobs_count();
     let now = Now { unfinished_jobs, kept_jobs, kept_bytes, withdrawals, excess, connected };

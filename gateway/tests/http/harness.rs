@@ -228,6 +228,27 @@ impl Setup {
         self.manage("GET", &path).as_array().map_or(0, Vec::len)
     }
 
+    /// Closes the connections of the vhost whose names end so.
+    pub fn close_connections(&self, suffix: &str) {
+        let names = until("the connections are listed", || {
+            let listed = self.manage("GET", &format!("/api/vhosts/{}/connections", self.vhost));
+            let ends = |it: &&Value| {
+                it["client_properties"]["connection_name"].as_str().is_some_and(|name| name.ends_with(suffix))
+            };
+            let names = listed
+                .as_array()?
+                .iter()
+                .filter(ends)
+                .filter_map(|it| it["name"].as_str().map(str::to_owned));
+            let names: Vec<_> = names.collect();
+            (!names.is_empty()).then_some(names)
+        });
+        for name in names {
+            let escaped = name.replace(' ', "%20").replace('>', "%3E");
+            self.manage("DELETE", &format!("/api/connections/{escaped}"));
+        }
+    }
+
     /// Asks the broker's management.
     pub fn manage(&self, method: &str, path: &str) -> Value {
         management(&self.broker.1, method, path, None)

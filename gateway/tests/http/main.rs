@@ -29,6 +29,7 @@ mod pages;
 mod permissions;
 mod processes;
 mod program_model;
+mod readiness;
 mod request_gate;
 mod requests;
 mod scores;
