@@ -14,9 +14,11 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore as _, ObjectStoreExt as _};
 use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use crate::config::Files;
+use crate::folder_store::is_busy;
 use crate::problem::Problem;
 use crate::storage::{Place, Storage};
 use crate::used::{Reserved, Used};
@@ -26,6 +28,9 @@ use upload::Upload;
 
 /// Files that are looked up at a time for one job: it has up to 65,536 inputs, and an object store takes some 20 ms for each.
 const LOOKUPS_MAX: usize = 32;
+
+/// How long the place may take to give a file's description: some hundred bytes.
+const DESCRIBED_WITHIN: Duration = Duration::from_secs(10);
 
 /// A stored file, in the shape of OpenAI's file object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,7 +136,7 @@ impl FileStore {
         // Plain texts and numbers: cannot fail.
         let described = serde_json::to_vec(&view).unwrap_or_default();
         let finished = upload.finish(description_path(owner, &view.id), described).await;
-        finished.map_err(|e| broken("store the file", &e))?;
+        finished.map_err(|e| failed("store the file", &e))?;
         reserved.keep();
         Ok(view)
     }
@@ -159,9 +164,12 @@ impl FileStore {
     /// There is no such file.
     pub async fn view(&self, owner: &str, id: &str) -> Result<FileView, Problem> {
         check_id(id)?;
-        let got =
-            self.storage.objects.get(&description_path(owner, id)).await.map_err(|e| missing(id, &e))?;
-        let bytes = got.bytes().await.map_err(|e| broken("read the file's description", &e))?;
+        let read = async {
+            let found = self.storage.objects.get(&description_path(owner, id)).await;
+            let bytes = found.map_err(|e| missing(id, &e))?.bytes().await;
+            bytes.map_err(|e| failed("read the file's description", &e))
+        };
+        let bytes = timeout(DESCRIBED_WITHIN, read).await.unwrap_or_else(|_| Err(silent()))?;
         serde_json::from_slice(&bytes).map_err(|e| broken("read the file's description", &e))
     }
 
@@ -185,7 +193,7 @@ impl FileStore {
     /// There is no such file.
     pub async fn delete(&self, owner: &str, id: &str) -> Result<(), Problem> {
         let view = self.view(owner, id).await?;
-        self.remove(owner, &view).await.map_err(|e| broken("remove the file", &e))
+        self.remove(owner, &view).await.map_err(|e| failed("remove the file", &e))
     }
 
     /// The references that workers get for files, by their ids.
@@ -228,7 +236,7 @@ impl FileStore {
     ) -> Result<HashMap<String, Bytes>, Problem> {
         let found = stream::iter(ids).map(|id| async move {
             let content = self.content(owner, &id, None).await?;
-            let bytes = content.bytes().await.map_err(|e| broken("read the file", &e))?;
+            let bytes = content.bytes().await.map_err(|e| failed("read the file", &e))?;
             Ok::<_, Problem>((id, bytes))
         });
         found.buffered(LOOKUPS_MAX).try_collect().await
@@ -265,8 +273,17 @@ fn make_private(folder: &std::path::Path) -> std::io::Result<()> {
 fn missing(id: &str, error: &object_store::Error) -> Problem {
     match error {
         object_store::Error::NotFound { .. } => Problem::not_found(&format!("file `{id}`")),
-        other => broken("read the file", other),
+        other => failed("read the file", other),
     }
+}
+
+/// The place fails while it stores something or reads it.
+fn failed(what: &'static str, error: &object_store::Error) -> Problem {
+    if is_busy(error) { silent() } else { broken(what, error) }
+}
+
+fn silent() -> Problem {
+    Problem::silent_store("the store of uploads does not answer")
 }
 
 fn broken(what: &'static str, error: &dyn std::fmt::Display) -> Problem {

@@ -13,6 +13,8 @@ pub mod config;
 pub mod descriptors;
 pub mod drain;
 pub mod files;
+pub mod folder_store;
+pub mod folder_threads;
 pub mod followed;
 pub mod held_body;
 pub mod in_flight;

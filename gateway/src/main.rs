@@ -191,7 +191,8 @@ async fn run(config: Config) -> Result<Exit, String> {
     tracing::info!(%address, "serving");
     tokio::spawn(job_sessions::watch(app.clone()));
     tokio::spawn(sweep_jobs(app.clone()));
-    tokio::spawn(sweep_places(app.clone()));
+    tokio::spawn(sweep_results(app.clone()));
+    tokio::spawn(sweep_files(app.clone()));
     tokio::spawn(drain_on_signal(drain, drain_max).await?);
     let all_answered = server.run(router(app.clone(), spans.clone()), &app.metrics).await;
     app.leave_unfinished_jobs().await;
@@ -286,25 +287,29 @@ async fn sweep_jobs(app: App) {
     }
 }
 
-/// A place that hangs holds it up.
-async fn sweep_places(app: App) {
+/// One task for each place: one that hangs holds up its own sweeps.
+async fn sweep_results(app: App) {
+    let Some(results) = &app.results else { return };
     let mut ticks = interval(SWEEP_EVERY);
     loop {
         ticks.tick().await;
-        let storages =
-            [app.results.as_ref().map(ResultStore::storage), app.files.as_ref().map(FileStore::storage)];
-        for storage in storages.into_iter().flatten() {
-            storage.check_folder().await;
-        }
-        if let Some(results) = &app.results
-            && results.storage().is_to_be_swept()
+        results.storage().check_folder().await;
+        if results.storage().is_to_be_swept()
             && let Err(error) = results.sweep().await
         {
             results.storage().sweep_again();
             tracing::warn!(%error, "cannot list the stored results: listing them again at the next sweep");
         }
-        if let Some(files) = &app.files
-            && files.storage().is_to_be_swept()
+    }
+}
+
+async fn sweep_files(app: App) {
+    let Some(files) = &app.files else { return };
+    let mut ticks = interval(SWEEP_EVERY);
+    loop {
+        ticks.tick().await;
+        files.storage().check_folder().await;
+        if files.storage().is_to_be_swept()
             && let Err(error) = files.sweep().await
         {
             files.storage().sweep_again();

@@ -1,27 +1,24 @@
 //! Reads large outputs from the store that workers write them to, and checks their digests.
 
-use std::io::{self, SeekFrom};
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use axum::http::StatusCode;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, Stream, StreamExt as _};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectStore};
 use sha2::{Digest as _, Sha256};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncSeekExt as _};
 use url::Url;
 use vramq_stores::Fault;
 use vramq_stores::folder::Folder;
 use vramq_stores::reference::Reference;
 
+use crate::folder_threads::{Busy, FolderThreads, file_pieces};
 use crate::problem::Problem;
 use crate::storage::{Place, covers};
-
-/// What is read of a file at a time.
-const PIECE_BYTES: usize = 64 * 1024;
 
 /// A folder or an object store that workers have as `output_store`. The gateway only reads it.
 pub struct OutputStore {
@@ -32,7 +29,7 @@ pub struct OutputStore {
 
 enum Source {
     /// Opened without following links, because programs as models may write to the folder too.
-    Folder(Arc<Folder>),
+    Folder(Arc<Folder>, Arc<FolderThreads>),
     Cloud(Arc<dyn ObjectStore>),
 }
 
@@ -56,7 +53,7 @@ pub struct StoredOutput {
 
 /// Where its bytes are read.
 enum Content {
-    File(std::fs::File),
+    File(std::fs::File, Arc<FolderThreads>),
     Object(Arc<dyn ObjectStore>, Box<GetResult>),
 }
 
@@ -75,7 +72,8 @@ impl OutputStore {
     pub fn new(place: &Place) -> Self {
         match place {
             Place::Folder(folder) => {
-                let source = Source::Folder(Arc::new(Folder::new(folder.clone())));
+                let threads = FolderThreads::new(folder);
+                let source = Source::Folder(Arc::new(Folder::new(folder.clone())), threads);
                 Self { source, base: Url::from_directory_path(folder).ok() }
             }
             Place::Cloud(cloud) => {
@@ -111,20 +109,21 @@ impl OutputStore {
         // Names of outputs consist of ASCII letters, digits and hyphens.
         let name = reference.segments.last().cloned().unwrap_or_default();
         match &self.source {
-            Source::Folder(folder) => {
+            Source::Folder(folder, threads) => {
                 let folder = Arc::clone(folder);
-                let opened = tokio::task::spawn_blocking(move || {
+                let opened = threads.run(move || {
                     let (file, bytes) = folder.open(&[name])?;
                     let at = file.metadata().and_then(|data| data.modified());
                     Ok((file, bytes, at.unwrap_or(SystemTime::UNIX_EPOCH)))
                 });
-                let opened = opened.await.map_err(|lost| broken(uri, &lost))?;
+                let opened = opened.await.map_err(|error| not_run(uri, &error))?;
                 let (file, bytes, at) = opened.map_err(|fault| match fault {
                     Fault::Missing(_) => missing(),
                     fault => broken(uri, &format!("{fault:?}")),
                 })?;
                 not_emptied(uri, bytes, &reference)?;
-                Ok(StoredOutput { bytes, at, content: Content::File(file), reference })
+                let content = Content::File(file, Arc::clone(threads));
+                Ok(StoredOutput { bytes, at, content, reference })
             }
             Source::Cloud(objects) => {
                 let path = Path::from(String::from_utf8_lossy(&name).as_ref());
@@ -153,7 +152,7 @@ impl StoredOutput {
     /// Streams the bytes. The last piece is sent only if the digest is right; otherwise the stream ends with an error, so that no client
     /// takes other bytes for the output.
     pub fn checked(self) -> impl Stream<Item = io::Result<Bytes>> + Send + use<> {
-        let (pieces, reference) = (self.content.pieces().fuse(), self.reference);
+        let (pieces, reference) = (self.content.pieces(self.bytes).fuse(), self.reference);
         let start = (pieces, reference, Sha256::new(), None::<Bytes>);
         stream::try_unfold(start, |(mut pieces, reference, mut hash, mut held)| async move {
             while let Some(piece) = pieces.next().await {
@@ -188,11 +187,7 @@ impl StoredOutput {
     pub async fn part(self, part: Range<u64>) -> Result<BoxStream<'static, io::Result<Bytes>>, Problem> {
         let uri = self.reference.shown();
         match self.content {
-            Content::File(file) => {
-                let mut file = tokio::fs::File::from_std(file);
-                file.seek(SeekFrom::Start(part.start)).await.map_err(|error| broken(&uri, &error))?;
-                Ok(file_pieces(file.take(part.end - part.start)).boxed())
-            }
+            Content::File(file, threads) => Ok(file_pieces(threads, file, part).boxed()),
             Content::Object(objects, described) => {
                 let (path, options) = (described.meta.location.clone(), GetOptions::new());
                 let found = objects.get_opts(&path, options.with_range(Some(GetRange::Bounded(part)))).await;
@@ -203,9 +198,9 @@ impl StoredOutput {
 }
 
 impl Content {
-    fn pieces(self) -> BoxStream<'static, io::Result<Bytes>> {
+    fn pieces(self, bytes: u64) -> BoxStream<'static, io::Result<Bytes>> {
         match self {
-            Self::File(file) => file_pieces(tokio::fs::File::from_std(file)).boxed(),
+            Self::File(file, threads) => file_pieces(threads, file, 0..bytes).boxed(),
             Self::Object(_, found) => object_pieces(*found),
         }
     }
@@ -213,14 +208,6 @@ impl Content {
 
 fn object_pieces(found: GetResult) -> BoxStream<'static, io::Result<Bytes>> {
     found.into_stream().map(|piece| piece.map_err(io::Error::other)).boxed()
-}
-
-fn file_pieces<F: AsyncRead + Unpin + Send>(file: F) -> impl Stream<Item = io::Result<Bytes>> {
-    stream::try_unfold(file, |mut file| async {
-        let mut piece = BytesMut::with_capacity(PIECE_BYTES);
-        let read = file.read_buf(&mut piece).await?;
-        Ok((read > 0).then(|| (piece.freeze(), file)))
-    })
 }
 
 /// Checks the digest of an empty output in advance: it has no last piece that could be held back.
@@ -241,6 +228,13 @@ fn not_read(uri: &str, error: &object_store::Error) -> Problem {
     match error {
         object_store::Error::NotFound { .. } => missing(),
         error => broken(uri, error),
+    }
+}
+
+fn not_run(uri: &str, error: &io::Error) -> Problem {
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<Busy>()) {
+        Some(_) => Problem::silent_store("the store that holds the output does not answer"),
+        None => broken(uri, error),
     }
 }
 
@@ -301,7 +295,7 @@ mod tests {
     async fn a_download_fails_if_the_stored_bytes_have_changed() {
         let folder = tempfile::tempdir().unwrap();
         let store = OutputStore::new(&Place::Folder(folder.path().to_owned()));
-        let large = vec![7; 3 * PIECE_BYTES];
+        let large = vec![7; 1 << 20];
         for other in [&b"tess"[..], &large] {
             std::fs::write(folder.path().join("name-0"), other).unwrap();
             let stored = store.open(&format!("file:///o/name-0#sha256={SHA256_OF_TEST}")).await.unwrap();

@@ -18,6 +18,9 @@ pub const JOB_ID: HeaderName = HeaderName::from_static("x-vramq-job-id");
 /// The longest `Retry-After`. The OpenAI clients ignore longer ones, and try again at once.
 const RETRY_AFTER_S_MAX: u64 = 60;
 
+/// When a client may ask a store again that did not answer.
+const STORE_PAUSE: Duration = Duration::from_secs(10);
+
 /// What is shown of the name of an unknown model.
 const MODEL_CHARS_MAX: usize = 256;
 
@@ -96,6 +99,11 @@ impl Problem {
     /// Nothing was published. The request may succeed later.
     pub fn busy(status: StatusCode, code: &'static str, message: impl Into<String>, after: Duration) -> Self {
         Self::new(status, code, message).with_retry(Retry::After(after))
+    }
+
+    /// A store does not answer. Nothing was published.
+    pub fn silent_store(message: &'static str) -> Self {
+        Self::busy(StatusCode::SERVICE_UNAVAILABLE, "store", message, STORE_PAUSE)
     }
 
     #[must_use]

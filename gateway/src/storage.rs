@@ -12,13 +12,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::StreamExt as _;
 use futures_util::stream::{self, BoxStream};
-use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore};
 use tokio::task::spawn_blocking;
 use url::Url;
 use vramq_stores::cloud::CloudStore;
 use vramq_stores::reference::{origin, segments};
+
+use crate::folder_store::FolderStore;
 
 /// The least time between two sweeps of an object store, because listing costs money for every thousand objects. A folder is swept whenever
 /// the gateway sweeps.
@@ -133,7 +134,7 @@ impl Storage {
             Place::Folder(folder) => {
                 std::fs::create_dir_all(folder).map_err(|e| explained(&e))?;
                 let folder = std::fs::canonicalize(folder).map_err(|e| explained(&e))?;
-                let objects = LocalFileSystem::new_with_prefix(&folder).map_err(|e| explained(&e))?;
+                let objects = FolderStore::new(&folder).map_err(|e| explained(&e))?;
                 let base = Url::from_directory_path(&folder).map_err(|()| explained(&"has no URL"))?;
                 (Arc::new(objects), base, Some(Arc::new(KnownFolder::new(folder))), Duration::ZERO)
             }

@@ -10,6 +10,7 @@ use serde_json::json;
 
 use crate::adoption::FollowPermit;
 use crate::app::App;
+use crate::folder_store::is_busy;
 use crate::job_task::{Task, callers};
 use crate::jobs::earlier::JobName;
 use crate::jobs::in_time::in_time;
@@ -55,6 +56,10 @@ async fn record(app: &App, caller: &Caller, id: &str) -> Option<Record> {
         in_time(id, "cannot read a job's record", Record::find(results.storage(), &caller.name, id)).await?;
     let record = read
         .inspect_err(|error| {
+            if is_busy(error) {
+                // The log says so once.
+                return;
+            }
             tracing::error!(
                 job = id, %error,
                 "cannot read a job's record: this gateway does not follow the job"

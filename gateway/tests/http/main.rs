@@ -18,6 +18,7 @@ mod files;
 mod foreign;
 mod harness;
 mod hostile;
+mod hung_folder;
 mod jobs;
 mod keys;
 mod large_files;

@@ -1,0 +1,146 @@
+//! Bounds the threads that one folder takes. A folder that hangs, such as one of a network, then costs its own requests these threads, and
+//! not everybody the threads that tokio has for work that blocks.
+
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::{self, Stream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+/// Operations of a folder at a time. tokio has 512 threads: the folders of results, uploads and outputs together leave more than half.
+pub const OPERATIONS_MAX: usize = 64;
+
+/// How long an operation waits for its turn. In a folder that works, many times [`OPERATIONS_MAX`] operations end in this time.
+const WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// What is read of a file at a time.
+const PIECE_BYTES: u64 = 256 * 1024;
+
+/// As many operations of the folder as there may be do not end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the folder does not answer: {OPERATIONS_MAX} operations wait for it")]
+pub struct Busy;
+
+impl From<Busy> for io::Error {
+    fn from(busy: Busy) -> Self {
+        Self::new(io::ErrorKind::ResourceBusy, busy)
+    }
+}
+
+/// The operations of a folder.
+#[derive(Debug)]
+pub struct FolderThreads {
+    folder: String,
+    permits: Arc<Semaphore>,
+    /// An operation has waited in vain, and none has ended since: who comes now does not wait.
+    is_stuck: AtomicBool,
+}
+
+/// Lets one operation of a folder run. Held until the operation ends, also if nobody waits for it any more.
+#[derive(Debug)]
+pub struct Turn {
+    _permit: OwnedSemaphorePermit,
+    of: Arc<FolderThreads>,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if self.of.is_stuck.swap(false, Ordering::Relaxed) {
+            tracing::info!(folder = self.of.folder, "an operation of the folder has ended: it answers again");
+        }
+    }
+}
+
+impl FolderThreads {
+    pub fn new(folder: &Path) -> Arc<Self> {
+        let permits = Arc::new(Semaphore::new(OPERATIONS_MAX));
+        Arc::new(Self { folder: folder.display().to_string(), permits, is_stuck: AtomicBool::new(false) })
+    }
+
+    /// Operations that could begin now.
+    #[cfg(test)]
+    pub fn free(&self) -> usize {
+        self.permits.available_permits()
+    }
+
+    /// Waits for a turn.
+    ///
+    /// # Errors
+    /// None of the operations ends.
+    pub async fn turn(self: &Arc<Self>) -> Result<Turn, Busy> {
+        let permits = || Arc::clone(&self.permits);
+        let permit = match permits().try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) if self.is_stuck.load(Ordering::Relaxed) => return Err(Busy),
+            Err(_) => match timeout(WAIT_MAX, permits().acquire_owned()).await {
+                Ok(Ok(permit)) => permit,
+                _ => return Err(self.stuck()),
+            },
+        };
+        Ok(Turn { _permit: permit, of: Arc::clone(self) })
+    }
+
+    /// Waits for a turn, for as long as it takes.
+    pub async fn turn_at_last(self: &Arc<Self>) -> Option<Turn> {
+        let permit = Arc::clone(&self.permits).acquire_owned().await.ok()?;
+        Some(Turn { _permit: permit, of: Arc::clone(self) })
+    }
+
+    /// Runs work that blocks.
+    ///
+    /// # Errors
+    /// None of the operations ends, or the work panics.
+    pub async fn run<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<T> {
+        let turn = self.turn().await?;
+        let worked = spawn_blocking(move || {
+            let _turn = turn;
+            work()
+        });
+        worked.await.map_err(io::Error::other)
+    }
+
+    fn stuck(&self) -> Busy {
+        if !self.is_stuck.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                folder = self.folder,
+                operations = OPERATIONS_MAX,
+                "the folder does not answer: requests that need it are refused with 503 until one of its operations ends. Check its mount"
+            );
+        }
+        Busy
+    }
+}
+
+/// The bytes of an open file. It fails if the file has fewer.
+pub fn file_pieces(
+    threads: Arc<FolderThreads>,
+    file: std::fs::File,
+    range: Range<u64>,
+) -> impl Stream<Item = io::Result<Bytes>> + Send + use<> {
+    stream::try_unfold((file, range), move |(file, range)| {
+        let threads = Arc::clone(&threads);
+        async move {
+            let length = range.end.saturating_sub(range.start).min(PIECE_BYTES);
+            if length == 0 {
+                return Ok(None);
+            }
+            let read = threads.run(move || {
+                let mut piece = vec![0; usize::try_from(length).unwrap_or_default()];
+                file.read_exact_at(&mut piece, range.start).map(|()| (Bytes::from(piece), file))
+            });
+            let (piece, file) = read.await??;
+            Ok(Some((piece, (file, range.start + length..range.end))))
+        }
+    })
+}
