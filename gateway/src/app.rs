@@ -14,6 +14,7 @@ use crate::adoption::Adoption;
 use crate::body_memory::BodyMemory;
 use crate::broker::link::Link;
 use crate::broker::outlook::{self, Outlook};
+use crate::byte_budget::ByteBudget;
 use crate::config::Config;
 use crate::drain::Drain;
 use crate::files::FileStore;
@@ -49,7 +50,12 @@ pub struct Shared {
     pub metrics: Metrics,
     in_flight: InFlight,
     readers: InFlight,
+    streams: InFlight,
     pub bodies: BodyMemory,
+    /// The memory for jobs that are read, until they are sent.
+    pub answers: ByteBudget,
+    /// The memory for uploads on their way to their place.
+    pub uploads: ByteBudget,
     /// Whether the clients that carry jobs have sessions.
     pub job_sessions: JobSessions,
     /// Requests that got no result because the drain ended.
@@ -137,6 +143,9 @@ impl App {
             adoption,
             in_flight: InFlight::default(),
             readers: InFlight::default(),
+            streams: InFlight::default(),
+            answers: ByteBudget::new(limits.answers_bytes, limits.answers_bytes_per_key),
+            uploads: ByteBudget::new(limits.uploads_bytes, limits.uploads_bytes_per_key),
             bodies: BodyMemory::new(limits.bodies_bytes, limits.bodies_bytes_per_key),
             metrics: Metrics::default(),
             job_sessions: JobSessions::default(),
@@ -190,6 +199,20 @@ impl App {
             too_many("too_many_in_flight", message, after)
         })?;
         Permits::new(&self.readers, self.config.limits.in_flight, of_caller)
+    }
+
+    /// Admits an event stream or a download, which may take as long as its client likes. They have limits of their own, so that they keep
+    /// out no other requests.
+    ///
+    /// # Errors
+    /// The gateway is full, or the caller has its share.
+    pub fn admit_stream(&self, caller: &Caller) -> Result<Permits, Problem> {
+        let most = self.config.limits.streams_per_key;
+        let of_caller = caller.usage.streams.enter(most, Instant::now()).map_err(|after| {
+            let message = format!("`{}` may have {most} event streams and downloads at a time", caller.name);
+            too_many("too_many_in_flight", message, after)
+        })?;
+        Permits::new(&self.streams, self.config.limits.streams, of_caller)
     }
 
     /// Counts a request that gets no result because the drain ends.

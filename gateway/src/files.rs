@@ -95,6 +95,19 @@ impl FileStore {
         limits::upload_max(self.settings.file_bytes)
     }
 
+    /// The most memory that an upload takes on its way to the place. `form`: the bytes of the whole request, if they are known.
+    pub fn buffer_bytes(&self, form: Option<u64>) -> usize {
+        let most = upload::buffer_bytes(self.part_bytes());
+        form.and_then(|form| usize::try_from(form).ok()).map_or(most, |form| form.min(most))
+    }
+
+    fn part_bytes(&self) -> usize {
+        match self.settings.place {
+            Place::Folder(_) => upload::FOLDER_PART_BYTES,
+            Place::Cloud(_) => upload::CLOUD_PART_BYTES,
+        }
+    }
+
     /// Whether workers do not have the place as a store, so that jobs take the bytes of uploads along.
     pub fn is_own(&self) -> bool {
         self.settings.is_own
@@ -117,8 +130,8 @@ impl FileStore {
         pieces: impl Stream<Item = Result<Bytes, E>>,
     ) -> Result<FileView, Problem> {
         let id = format!("file-{}", Uuid::new_v4().simple());
-        let upload = Upload::begin(&self.storage.objects, content_path(owner, &id)).await;
-        let mut upload = upload.map_err(|e| broken("store the file", &e))?;
+        let upload = Upload::begin(&self.storage.objects, content_path(owner, &id), self.part_bytes()).await;
+        let mut upload = upload.map_err(|e| failed("store the file", &e))?;
         let mut reserved = self.used.reserved(owner);
         self.stream(&mut upload, &mut reserved, pieces).await?;
         let created_at = seconds_of(SystemTime::now());
@@ -153,7 +166,7 @@ impl FileStore {
             bytes += piece.len() as u64;
             limits::check_size(bytes, self.settings.file_bytes)?;
             reserved.grow(piece.len() as u64).map_err(limits::full)?;
-            upload.put(piece).await.map_err(|e| broken("store the file", &e))?;
+            upload.put(&piece).await.map_err(|e| failed("store the file", &e))?;
         }
         Ok(())
     }

@@ -48,6 +48,8 @@ pub struct Usage {
     pub in_flight: InFlight,
     /// Requests that read results; they do not count as in flight.
     pub readers: InFlight,
+    /// Event streams and downloads, until their last byte is sent.
+    pub streams: InFlight,
     bucket: Mutex<Option<Bucket>>,
 }
 

@@ -9,6 +9,7 @@ pub mod app;
 pub mod body;
 pub mod body_memory;
 pub mod broker;
+pub mod byte_budget;
 pub mod config;
 pub mod descriptors;
 pub mod drain;

@@ -20,6 +20,19 @@ const CONNECTIONS_MAX: u32 = 16_384;
 /// Bytes of request bodies in memory, in MiB: sixteen of the largest allowed.
 const BODIES_MIB_MAX: u32 = 256;
 
+/// Bytes of jobs that are read, in memory until they are sent, in MiB: as many as of bodies.
+const ANSWERS_MIB_MAX: u32 = 256;
+
+/// Bytes of uploads on their way to their place, in MiB. An upload to a folder takes less than 256 KiB of them, so all requests in flight
+/// fit. One to an object store takes up to 10 MiB, so a hundred fit.
+const UPLOADS_MIB_MAX: u32 = 1024;
+
+/// Event streams and downloads at a time, of all callers: a quarter of the connections, so that they leave room for other requests.
+const STREAMS_MAX: u32 = 4096;
+
+/// Of one caller: a quarter, so that it takes four callers to use them up. It is four for each request that a caller may have in flight.
+const STREAMS_MAX_PER_KEY: u32 = 1024;
+
 /// How long a caller waits for a result. The OpenAI client gives up after 600 s.
 const REQUEST_S: u32 = 300;
 
@@ -36,6 +49,15 @@ pub struct Limits {
     pub bodies_bytes: usize,
     /// Bytes of the bodies of one caller.
     pub bodies_bytes_per_key: usize,
+    /// Bytes of jobs that are read, until they are sent.
+    pub answers_bytes: usize,
+    pub answers_bytes_per_key: usize,
+    /// Bytes of uploads that are not stored yet.
+    pub uploads_bytes: usize,
+    pub uploads_bytes_per_key: usize,
+    /// Event streams and downloads.
+    pub streams: usize,
+    pub streams_per_key: usize,
     pub items: usize,
     /// How long a caller waits for a result.
     pub request: Duration,
@@ -68,7 +90,21 @@ pub(super) fn limits(values: &mut Values, has_keys: bool) -> Limits {
             format!("is {key_mib}, less than a single body of http.body_mib_max"),
         );
     }
+    let answers_mib = values.number("http.answers_mib_max", ANSWERS_MIB_MAX, 1);
+    let uploads_mib = values.number("http.uploads_mib_max", UPLOADS_MIB_MAX, 1);
+    let mut share = |key, all: u32| {
+        let share_mib = share_of_key(all, has_keys).max(1);
+        values.number(key, share_mib, 1) as usize * MIB
+    };
+    let answers_bytes_per_key = share("http.answers_mib_max_per_key", answers_mib);
+    let uploads_bytes_per_key = share("http.uploads_mib_max_per_key", uploads_mib);
     Limits {
+        answers_bytes: answers_mib as usize * MIB,
+        answers_bytes_per_key,
+        uploads_bytes: uploads_mib as usize * MIB,
+        uploads_bytes_per_key,
+        streams: values.number("http.streams_max", STREAMS_MAX, 1) as usize,
+        streams_per_key: values.number("http.streams_max_per_key", STREAMS_MAX_PER_KEY, 1) as usize,
         in_flight: values.number("http.in_flight_max", IN_FLIGHT_MAX, 1) as usize,
         in_flight_per_key: values.number("http.in_flight_max_per_key", IN_FLIGHT_MAX_PER_KEY, 1) as usize,
         connections: values.number("http.connections_max", CONNECTIONS_MAX, 1) as usize,

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt as _, PutPayload, WriteMultipart};
 use tokio::runtime::Handle;
@@ -10,6 +9,21 @@ use tokio::sync::oneshot;
 
 /// Parts that an upload has on their way to the store at a time.
 const PARTS_IN_FLIGHT: usize = 2;
+
+/// The size of a part that is written to a file. Larger ones only take memory while a slow client sends them.
+pub const FOLDER_PART_BYTES: usize = 64 * 1024;
+
+/// The least that an object store takes as a part of an upload, but for the last one.
+pub const CLOUD_PART_BYTES: usize = 5 * 1024 * 1024;
+
+/// The most bytes of a piece that the HTTP library gives: its buffer.
+const PIECE_BYTES_MAX: usize = 64 * 1024;
+
+/// The most memory of an upload in parts of this size: while one is on its way, the next one is collected, and both are on their way when
+/// the last piece of it has come.
+pub fn buffer_bytes(part_bytes: usize) -> usize {
+    PARTS_IN_FLIGHT * part_bytes + PIECE_BYTES_MAX
+}
 
 /// An upload in progress. Dropping it before its end aborts it, because an object store would keep its parts, and charge for them, for
 /// ever. The store's own timeouts bound the abort.
@@ -24,10 +38,15 @@ impl Upload {
     ///
     /// # Errors
     /// The store's.
-    pub async fn begin(objects: &Arc<dyn ObjectStore>, path: Path) -> object_store::Result<Self> {
+    pub async fn begin(
+        objects: &Arc<dyn ObjectStore>,
+        path: Path,
+        part_bytes: usize,
+    ) -> object_store::Result<Self> {
         let objects = Arc::clone(objects);
         let begun = tokio::spawn(async move {
-            let writer = Some(WriteMultipart::new(objects.put_multipart(&path).await?));
+            let parts = objects.put_multipart(&path).await?;
+            let writer = Some(WriteMultipart::new_with_chunk_size(parts, part_bytes));
             Ok::<_, object_store::Error>(Self { objects, path, writer })
         });
         begun.await?
@@ -37,10 +56,11 @@ impl Upload {
     ///
     /// # Errors
     /// The store's.
-    pub async fn put(&mut self, piece: Bytes) -> object_store::Result<()> {
+    pub async fn put(&mut self, piece: &[u8]) -> object_store::Result<()> {
         if let Some(writer) = &mut self.writer {
             writer.wait_for_capacity(PARTS_IN_FLIGHT).await?;
-            writer.put(piece);
+            // Copied: a small piece may be the only part of its buffer that is still needed.
+            writer.write(piece);
         }
         Ok(())
     }

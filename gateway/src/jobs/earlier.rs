@@ -1,19 +1,15 @@
 //! Finds the job that the same request started before: on another gateway, or so long ago that this gateway has forgotten it.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
-use tokio::time::timeout;
 
 use super::store::ResultStore;
+use super::stored::{self, Unread};
 use super::view::is_of_request;
+use crate::byte_budget::ByteBudget;
 use crate::keys::Caller;
 use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
-
-/// How long a look into the store may take: a store that hangs must not keep callers from new jobs.
-const LOOK_MAX: Duration = Duration::from_secs(10);
 
 /// The name of a job that its caller gives it, as an id or by an idempotency key.
 #[derive(Debug)]
@@ -53,28 +49,26 @@ pub fn keyed_id(owner: &str, idempotency_key: &str) -> String {
     uuid::Builder::from_custom_bytes(bytes).into_uuid().to_string()
 }
 
-/// The stored job of this name, as [`written`](super::view::written). `None` also if the store cannot be read: then the job runs as without
-/// a store.
+/// The stored job of this name, as [`written`](super::view::written). `None` also if the store cannot be read, or what it has
+/// is damaged: then the job runs as without a store.
 ///
 /// # Errors
-/// The name stands for another request.
+/// The name stands for another request, or there is no room in the memory for answers.
 pub async fn find_stored(
     results: Option<&ResultStore>,
+    answers: &ByteBudget,
     caller: &Caller,
     name: &JobName,
     fingerprint: [u8; 32],
 ) -> Result<Option<Bytes>, Problem> {
     let Some(results) = results else { return Ok(None) };
-    let Ok(found) = timeout(LOOK_MAX, results.get(&caller.name, &name.id)).await else {
-        let (job, seconds) = (&name.message_id, LOOK_MAX.as_secs());
-        tracing::warn!(
-            job,
-            seconds,
-            "the store of results did not answer in time: running the job without looking for an earlier result"
-        );
-        return Ok(None);
+    let written = match stored::read(results, &caller.name, &name.id, answers).await {
+        Ok(Some(written)) => written,
+        Ok(None) => return Ok(None),
+        Err(full @ Unread::NoRoom(_)) => return Err(full.problem()),
+        // The log says why. The job runs, and replaces a damaged end by its own.
+        Err(Unread::Silent | Unread::Failed | Unread::Damaged) => return Ok(None),
     };
-    let Some(written) = found else { return Ok(None) };
     let read = written.clone();
     match off_runtime(read.len(), move || is_of_request(&read, &fingerprint)).await {
         Some(true) => Ok(Some(written)),

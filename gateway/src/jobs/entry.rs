@@ -11,6 +11,7 @@ use vramq_producer::{Answer, Output};
 use vramq_schemas::json_budget::JsonSize;
 use vramq_schemas::output_name::OutputOwner;
 
+use super::shared_view::SharedView;
 use crate::problem::Problem;
 
 /// The most events that are kept for clients that reconnect. A large job has some dozens. Beyond the limit the oldest are dropped.
@@ -41,6 +42,8 @@ pub struct Entry {
     pub output_owners: Vec<OutputOwner>,
     /// The secret that a withdrawal shows. Its digest is in the job's header.
     pub secret: String,
+    /// The job as JSON, for those that read it now.
+    pub view: SharedView,
     state: watch::Sender<State>,
     events: Mutex<Events>,
     withdrawn: watch::Sender<bool>,
@@ -145,6 +148,7 @@ impl Entry {
             fingerprint,
             output_owners: Vec::new(),
             secret: new_secret(),
+            view: SharedView::default(),
             state: watch::Sender::new(State::Publishing),
             events: Mutex::default(),
             withdrawn: watch::Sender::new(false),

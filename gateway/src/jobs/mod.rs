@@ -7,7 +7,9 @@ pub mod in_time;
 pub mod output_files;
 pub mod record;
 pub mod registry;
+pub mod shared_view;
 pub mod store;
+pub mod stored;
 pub mod view;
 
 pub use entry::{Entry, Failure, State};

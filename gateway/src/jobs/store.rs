@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStoreExt as _, PutPayload};
+use object_store::{GetResult, ObjectMeta, ObjectStoreExt as _, PutPayload};
 
 use super::claim::Claimant;
 use super::entry::{Entry, State};
@@ -114,26 +114,34 @@ impl ResultStore {
         }
     }
 
-    /// The stored job of a caller, as JSON. `None` also if the store cannot be read.
-    pub async fn get(&self, owner: &str, id: &str) -> Option<Bytes> {
-        self.read(owner, id).await.ok().flatten()
-    }
-
-    /// Like [`get`](Self::get), with an error if the store cannot be read.
+    /// The stored job of a caller, as JSON.
     ///
     /// # Errors
     /// The store fails; the error is already logged.
     pub async fn read(&self, owner: &str, id: &str) -> object_store::Result<Option<Bytes>> {
+        let read = async {
+            match self.find(owner, id).await? {
+                Some(found) => found.bytes().await.map(Some),
+                None => Ok(None),
+            }
+        };
+        read.await.inspect_err(|error| tracing::error!(%error, "cannot read a stored result"))
+    }
+
+    /// Like [`read`](Self::read), before its bytes are read.
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn find(&self, owner: &str, id: &str) -> object_store::Result<Option<GetResult>> {
         // Only valid names become part of a path.
         if !is_name(id) {
             return Ok(None);
         }
-        let found = match self.storage.objects.get(&path(owner, id)).await {
-            Ok(found) if !self.is_old(&found.meta) => found.bytes().await,
-            Ok(_) | Err(object_store::Error::NotFound { .. }) => return Ok(None),
+        match self.storage.objects.get(&path(owner, id)).await {
+            Ok(found) if !self.is_old(&found.meta) => Ok(Some(found)),
+            Ok(_) | Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(error),
-        };
-        found.inspect_err(|error| tracing::error!(%error, "cannot read a stored result")).map(Some)
+        }
     }
 
     /// Removes results, records and claims that are too old, and counts the others. Other objects are left alone.
@@ -251,15 +259,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (one, other) = (store(folder.path(), 1 << 20, 60).await, store(folder.path(), 1 << 20, 60).await);
         one.put(&entry("job"), &State::Withdrawn).await;
-        let found: serde_json::Value = serde_json::from_slice(&other.get("a", "job").await.unwrap()).unwrap();
+        let found: serde_json::Value =
+            serde_json::from_slice(&other.read("a", "job").await.unwrap().unwrap()).unwrap();
         assert_eq!((&found["id"], &found["state"]), (&"job".into(), &"withdrawn".into()));
         for (owner, id) in [("b", "job"), ("a", "other"), ("a", "../a/job"), ("a", "")] {
-            assert!(other.get(owner, id).await.is_none(), "{owner} {id}");
             assert!(other.read(owner, id).await.unwrap().is_none(), "{owner} {id}");
         }
         // An unreadable store must not look like an empty one.
         std::fs::write(folder.path().join("file"), "no folder").unwrap();
-        assert!(other.read("file", "job").await.is_err() && other.get("file", "job").await.is_none());
+        assert!(other.read("file", "job").await.is_err());
     }
 
     #[tokio::test]
@@ -268,7 +276,10 @@ mod tests {
         let one = store(folder.path(), 1 << 20, 60).await;
         let record = record::sample("job");
         record.put(one.storage(), "a").await.unwrap();
-        assert!(one.get("a", "job").await.is_none() && one.get("a", "job.open").await.is_none());
+        assert!(
+            one.read("a", "job").await.unwrap().is_none()
+                && one.read("a", "job.open").await.unwrap().is_none()
+        );
         // Opening the store swept it.
         let forgetful = store(folder.path(), 1 << 20, 0).await;
         assert_eq!(Record::find(forgetful.storage(), "a", "job").await.unwrap(), Some(record));
@@ -349,9 +360,12 @@ mod tests {
         let small = store(folder.path(), 300, 60).await;
         small.put(&entry("one"), &State::Withdrawn).await;
         small.put(&entry("two"), &State::Withdrawn).await;
-        assert!(small.get("a", "one").await.is_some() && small.get("a", "two").await.is_none());
+        assert!(
+            small.read("a", "one").await.unwrap().is_some()
+                && small.read("a", "two").await.unwrap().is_none()
+        );
         let forgetful = store(folder.path(), 200, 0).await;
-        assert!(forgetful.get("a", "one").await.is_none());
+        assert!(forgetful.read("a", "one").await.unwrap().is_none());
         assert_eq!(std::fs::read_dir(folder.path().join("a")).unwrap().count(), 0);
     }
     #[tokio::test]
@@ -362,12 +376,12 @@ mod tests {
         for (owner, id) in [("a", "1"), ("a", "2"), ("b", "1")] {
             one.put(&entry_of(owner, id), &State::Withdrawn).await;
         }
-        let is_there = async |owner: &str, id: &str| one.get(owner, id).await.is_some();
+        let is_there = async |owner: &str, id: &str| one.read(owner, id).await.unwrap().is_some();
         assert!(is_there("a", "1").await && is_there("b", "1").await && !is_there("a", "2").await);
         // Another gateway counts what it finds, by owner, and counts nothing for removed results.
         let other = shared(folder.path(), [1000, 300], 60).await;
         other.put(&entry_of("a", "2"), &State::Withdrawn).await;
-        assert!(other.get("a", "2").await.is_none());
+        assert!(other.read("a", "2").await.unwrap().is_none());
         std::fs::remove_file(folder.path().join("a/1.json")).unwrap();
         other.sweep().await.unwrap();
         other.put(&entry_of("a", "2"), &State::Withdrawn).await;

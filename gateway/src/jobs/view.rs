@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use vramq_producer::{Answer, Output};
+use vramq_schemas::json_budget::JsonSize;
 use vramq_stores::reference::hex;
 
 use super::entry::{Entry, Failure, State};
@@ -207,6 +208,36 @@ fn with_outputs(
     serde_json::to_writer(&mut written, outputs)?;
     written.push(b'}');
     Ok(written)
+}
+
+/// The approximate bytes of a job in a state as JSON, which [`written`] makes.
+pub async fn json_bytes(state: &State) -> usize {
+    let of = |output: &Output| match output {
+        Output::Json(value) => JsonSize::of(value).text,
+        // As base64.
+        Output::Bytes { media_type, bytes } => media_type.len() + bytes.len().div_ceil(3) * 4,
+        Output::Uri(uri) => uri.len(),
+        Output::Embedding(_) | Output::Sparse(_) => output_bytes(output),
+    };
+    let count: Box<dyn FnOnce() -> usize + Send> = match state.clone() {
+        State::Done(answer) => Box::new(move || answer.outputs.iter().map(of).sum()),
+        State::Failed(failure) => Box::new(move || failure.outputs.iter().flatten().map(of).sum()),
+        _ => return 0,
+    };
+    // A JSON output has to be read as a whole, and its size is not known before.
+    off_runtime(usize::MAX, count).await
+}
+
+/// Whether a text is a job as [`written`]: an object that says whose end it is, to its last byte.
+pub fn is_whole(written: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Ended {
+        #[serde(rename = "id")]
+        _id: String,
+        #[serde(rename = "state")]
+        _state: String,
+    }
+    serde_json::from_slice::<Ended>(written).is_ok()
 }
 
 /// The approximate bytes of an output as JSON.

@@ -17,6 +17,7 @@ use super::Authenticated;
 use super::found_job::{FoundJob, find_admitted, unknown};
 use crate::app::App;
 use crate::drain::Drain;
+use crate::held_body::UntilSent;
 use crate::jobs::entry::{self, LAST_EVENT};
 use crate::jobs::view::end_of;
 use crate::jobs::{Entry, State as JobState};
@@ -36,11 +37,14 @@ pub async fn events(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
+    let permit = app.admit_stream(&caller)?;
     let last = headers.get(LAST_EVENT_ID).and_then(|id| id.to_str().ok()?.parse::<u64>().ok()).unwrap_or(0);
-    match find_admitted(&app, &caller, &id).await? {
-        (FoundJob::Here(entry), _) => Ok(followed(&app, entry, last)),
-        (FoundJob::Stored(job), _reader) => stored_end(job, last).await.ok_or_else(|| unknown(&app, &id)),
-    }
+    let mut response = match find_admitted(&app, &caller, &id).await? {
+        (FoundJob::Here(entry), _) => followed(&app, entry, last),
+        (FoundJob::Stored(job), _reader) => stored_end(job, last).await.ok_or_else(|| unknown(&app, &id))?,
+    };
+    response.extensions_mut().insert(UntilSent::new(permit));
+    Ok(response)
 }
 
 fn followed(app: &App, entry: Arc<Entry>, last: u64) -> Response {

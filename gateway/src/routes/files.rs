@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
+use axum::body::HttpBody as _;
 use axum::extract::multipart::MultipartError;
 use axum::extract::{FromRequest as _, Multipart, Path, Request, State};
 use axum::http::{HeaderMap, Method, StatusCode};
@@ -16,8 +17,10 @@ use super::form::{BEFORE_FILE_BYTES_MAX, BeforeFile};
 use super::range::{DownloadRequest, FileFacts, Wanted, download, unsatisfiable};
 use super::references::NO_UPLOADS;
 use super::{Authenticated, output_files};
-use crate::app::App;
+use crate::app::{App, draining};
+use crate::drain::Drain;
 use crate::files::{FileStore, FileView};
+use crate::held_body::UntilSent;
 use crate::jobs::output_files::OutputId;
 use crate::observe::check_origin;
 use crate::problem::Problem;
@@ -36,6 +39,7 @@ pub async fn upload(
 ) -> Result<Json<FileView>, Problem> {
     check_origin(&app, request.headers())?;
     let _permits = app.admit(&caller)?;
+    let request_bytes = request.body().size_hint().exact();
     let before = Arc::new(BeforeFile::default());
     let form = Multipart::from_request(request.map(|body| before.bound(body)), &()).await;
     let form = form.map_err(|_| {
@@ -44,8 +48,20 @@ pub async fn upload(
         Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message)
     })?;
     let files = files(&app)?;
-    let stored = timeout(files.upload_max(), store(files, &caller.name, form, &before)).await;
-    stored.unwrap_or_else(|_| Err(too_slow())).map(Json)
+    let bytes = files.buffer_bytes(request_bytes);
+    let room = app.uploads.room(&caller.name, bytes).await;
+    let _room = room.map_err(|none| {
+        none.problem("other uploads", "http.uploads_mib_max, http.uploads_mib_max_per_key")
+    })?;
+    let mut drain = app.drain.clone();
+    let stored = timeout(files.upload_max(), store(files, &caller.name, form, &before));
+    tokio::select! {
+        stored = stored => stored.unwrap_or_else(|_| Err(too_slow())).map(Json),
+        Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {
+            app.cut_off();
+            Err(draining())
+        }
+    }
 }
 
 async fn store(
@@ -103,11 +119,14 @@ pub async fn content(
     method: Method,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
+    let permit = app.admit_stream(&caller)?;
     let asked = DownloadRequest { method, headers };
-    match OutputId::parse(&id) {
-        Some(output) => output_files::content(&app, &caller, &output, &asked).await,
-        None => uploaded(files(&app)?, &caller.name, &id, &asked).await,
-    }
+    let mut response = match OutputId::parse(&id) {
+        Some(output) => output_files::content(&app, &caller, &output, &asked).await?,
+        None => uploaded(files(&app)?, &caller.name, &id, &asked).await?,
+    };
+    response.extensions_mut().insert(UntilSent::new(permit));
+    Ok(response)
 }
 
 async fn uploaded(

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::StatusCode;
 use bytes::Bytes;
 use tokio::time::{Instant, sleep};
 
@@ -13,8 +12,7 @@ use crate::followed;
 use crate::jobs::Entry;
 use crate::jobs::claim::{ABANDONED_AFTER, Claim, Claimant};
 use crate::jobs::earlier::{self, JobName};
-use crate::jobs::in_time::in_time;
-use crate::jobs::store::ResultStore;
+use crate::jobs::stored::{self, Unread};
 use crate::jobs::view::end_of;
 use crate::keys::Caller;
 use crate::off_runtime::off_runtime;
@@ -23,9 +21,6 @@ use crate::problem::Problem;
 /// The first interval between looks for a job that another gateway publishes. Short, because a publish takes milliseconds.
 const CLAIM_LOOK_FIRST: Duration = Duration::from_millis(5);
 const CLAIM_LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// When a client may ask a store again that did not answer.
-const STORE_PAUSE: Duration = Duration::from_secs(10);
 
 /// A caller's job.
 #[derive(Debug)]
@@ -62,28 +57,22 @@ pub async fn find_by_id(app: &App, caller: &Caller, id: &str) -> Result<FoundJob
         return Ok(FoundJob::Here(entry));
     }
     if let Some(results) = &app.results {
-        if let Some(written) = stored(results, caller, id).await? {
+        if let Some(written) =
+            stored::read(results, &caller.name, id, &app.answers).await.map_err(Unread::problem)?
+        {
             return Ok(FoundJob::Stored(written));
         }
         if let Some(entry) = followed::find(app, caller, id).await? {
             return Ok(FoundJob::Here(entry));
         }
         // The job may have ended in the meantime.
-        if let Some(written) = stored(results, caller, id).await? {
+        if let Some(written) =
+            stored::read(results, &caller.name, id, &app.answers).await.map_err(Unread::problem)?
+        {
             return Ok(FoundJob::Stored(written));
         }
     }
     Err(unknown(app, id))
-}
-
-/// # Errors
-/// The store does not answer.
-async fn stored(results: &ResultStore, caller: &Caller, id: &str) -> Result<Option<Bytes>, Problem> {
-    let found = in_time(id, "cannot read a stored result", results.get(&caller.name, id)).await;
-    found.ok_or_else(|| {
-        let message = "the store of results does not answer";
-        Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "store", message, STORE_PAUSE)
-    })
 }
 
 /// A request that may be the same as an earlier one.
@@ -121,7 +110,8 @@ impl RepeatedRequest<'_> {
         }
         let followed = followed::find_same(app, caller, name, fingerprint).await?;
         // A followed job may have ended and been stored in the meantime.
-        let stored = earlier::find_stored(app.results.as_ref(), caller, name, fingerprint).await?;
+        let stored =
+            earlier::find_stored(app.results.as_ref(), &app.answers, caller, name, fingerprint).await?;
         if let Some(written) = stored
             && (!failed_runs_again || is_done(&written).await)
         {

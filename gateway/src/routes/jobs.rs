@@ -20,12 +20,14 @@ use super::prefer::wait_of;
 use super::{Authenticated, references};
 use crate::app::{App, Permits};
 use crate::body::{self, Parsed};
+use crate::byte_budget::ByteBudget;
 use crate::drain::Drain;
 use crate::files::is_id;
 use crate::held_body::UntilSent;
 use crate::job_task::{Submission, start};
 use crate::jobs::earlier::JobName;
-use crate::jobs::view::{failure_of, written};
+use crate::jobs::shared_view::{Unwritten, view};
+use crate::jobs::view::failure_of;
 use crate::jobs::{Entry, State as JobState};
 use crate::keys::{Caller, is_name};
 use crate::problem::{Problem, Retry, SHOULD_RETRY};
@@ -171,7 +173,7 @@ async fn admitted(
     };
     let entry = start(app, submission)?;
     follow(app, &entry, wait).await;
-    answer(&entry, wait).await
+    answer(&app.answers, &entry, wait).await
 }
 
 /// The response with the job that the same request started before.
@@ -186,7 +188,7 @@ async fn found_response(
         FoundJob::Here(entry) => {
             trace.subject.is_job(&entry.message_id);
             follow(app, &entry, wait).await;
-            answer(&entry, wait).await
+            answer(&app.answers, &entry, wait).await
         }
         FoundJob::Stored(written) => {
             let response = ended_response(failure_of(&written).as_ref(), written);
@@ -223,7 +225,11 @@ async fn follow(app: &App, entry: &Entry, wait: Option<Duration>) {
 
 /// 200 with the results, 202 before the job's end, or the status of the job's failure. Otherwise the problem that kept the job from being
 /// published. A job that the broker has not confirmed gets no 202, because it may never be published.
-async fn answer(entry: &Arc<Entry>, waited: Option<Duration>) -> Result<Response, Problem> {
+async fn answer(
+    answers: &ByteBudget,
+    entry: &Arc<Entry>,
+    waited: Option<Duration>,
+) -> Result<Response, Problem> {
     let state = entry.state();
     if let JobState::Failed(failure) = &state
         && !failure.is_published
@@ -233,7 +239,9 @@ async fn answer(entry: &Arc<Entry>, waited: Option<Duration>) -> Result<Response
     if matches!(state, JobState::Publishing) {
         return Err(unconfirmed(entry));
     }
-    let written = view(entry).await?;
+    // The job was published, so the request is not to be sent again by itself.
+    let unwritten = |e: Unwritten| e.problem().with_retry(Retry::No).of_job(&entry.message_id);
+    let written = view(entry, answers).await.map_err(unwritten)?;
     let response = match &state {
         JobState::Failed(failure) => ended_response(Some(&failure.problem), written),
         state if state.is_end() => ended_response(None, written),
@@ -281,7 +289,7 @@ pub async fn read(
     Path(id): Path<String>,
 ) -> Result<Response, Problem> {
     let reader = app.admit_reader(&caller)?;
-    let written = written_of(find_by_id(&app, &caller, &id).await?).await?;
+    let written = written_of(&app, find_by_id(&app, &caller, &id).await?).await?;
     Ok(read_response(written, reader))
 }
 
@@ -303,7 +311,7 @@ pub async fn delete(
         entry.ended().await;
     }
     let reader = reader.map_or_else(|| app.admit_reader(&caller), Ok)?;
-    Ok(read_response(written_of(found).await?, reader))
+    Ok(read_response(written_of(&app, found).await?, reader))
 }
 
 /// The response with a job. The reader's permit is held until the response is sent.
@@ -313,19 +321,11 @@ fn read_response(written: Bytes, reader: Permits) -> Response {
     response
 }
 
-async fn written_of(found: FoundJob) -> Result<Bytes, Problem> {
+async fn written_of(app: &App, found: FoundJob) -> Result<Bytes, Problem> {
     match found {
-        FoundJob::Here(entry) => view(&entry).await,
+        FoundJob::Here(entry) => view(&entry, &app.answers).await.map_err(Unwritten::problem),
         FoundJob::Stored(written) => Ok(written),
     }
-}
-
-/// A job as JSON.
-async fn view(entry: &Entry) -> Result<Bytes, Problem> {
-    let written = written(entry, &entry.state()).await;
-    let written =
-        written.map_err(|e| Problem::invalid(format!("the results cannot be written as JSON: {e}")))?;
-    Ok(written.into())
 }
 
 fn json_response(status: StatusCode, written: Bytes) -> Response {
@@ -340,13 +340,14 @@ mod tests {
     async fn a_job_that_the_broker_has_not_confirmed_is_not_accepted() {
         let (id, message_id) = ("mine".to_owned(), "message-1".to_owned());
         let entry = Arc::new(Entry::new(id, message_id, "me".to_owned(), "m".to_owned(), 1, [0; 32]));
-        let problem = answer(&entry, None).await.unwrap_err();
+        let answers = ByteBudget::new(1 << 20, 1 << 20);
+        let problem = answer(&answers, &entry, None).await.unwrap_err();
         assert_eq!((problem.status.as_u16(), problem.code, problem.retry), (503, "unconfirmed", Retry::No));
         assert_eq!(problem.job.as_deref(), Some("message-1"));
         assert!(problem.message.contains("/v1/jobs/mine"), "{}", problem.message);
         entry.happened("queued", serde_json::json!({}), Some(JobState::Queued));
-        assert_eq!(answer(&entry, None).await.unwrap().status(), StatusCode::ACCEPTED);
+        assert_eq!(answer(&answers, &entry, None).await.unwrap().status(), StatusCode::ACCEPTED);
         entry.happened("withdrawn", serde_json::json!({}), Some(JobState::Withdrawn));
-        assert_eq!(answer(&entry, None).await.unwrap().status(), StatusCode::OK);
+        assert_eq!(answer(&answers, &entry, None).await.unwrap().status(), StatusCode::OK);
     }
 }

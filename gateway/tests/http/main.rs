@@ -3,11 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod adoption;
+mod answers;
 mod bounds;
 mod claims;
 mod clients;
 mod configuration;
 mod connections;
+mod damaged;
 mod dead_letters;
 mod drain;
 mod early_answers;

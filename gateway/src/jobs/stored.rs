@@ -1,0 +1,90 @@
+//! Reads stored results for callers: in time, within the memory for answers, and whole.
+
+use axum::http::StatusCode;
+use bytes::Bytes;
+
+use super::in_time::in_time;
+use super::shared_view::no_room;
+use super::store::ResultStore;
+use super::view::is_whole;
+use crate::byte_budget::{ByteBudget, NoRoom, Room};
+use crate::folder_store::is_busy;
+use crate::off_runtime::off_runtime;
+use crate::problem::{Problem, Retry};
+
+/// Why a stored job cannot be had. All but the last are in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unread {
+    /// The store does not answer.
+    Silent,
+    /// The store fails.
+    Failed,
+    /// What is stored is not what a gateway has written.
+    Damaged,
+    NoRoom(NoRoom),
+}
+
+impl Unread {
+    /// The problem of a request that reads the job.
+    pub fn problem(self) -> Problem {
+        let broken = |message| Problem::new(StatusCode::BAD_GATEWAY, "store", message);
+        match self {
+            Self::Silent => Problem::silent_store("the store of results does not answer"),
+            Self::Failed => broken("the store of results cannot be read; the gateway's log says why"),
+            Self::Damaged => {
+                let message = "the stored result of this job is damaged: it is not what a gateway has written there. Send the job again \
+                               under another id or Idempotency-Key";
+                broken(message).with_retry(Retry::No)
+            }
+            Self::NoRoom(none) => no_room(none),
+        }
+    }
+}
+
+/// Bytes with their room in the memory for answers.
+struct Held {
+    bytes: Bytes,
+    _room: Room,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// The stored job of a caller, as [`written`](super::view::written). The bytes hold their room until they are dropped.
+///
+/// # Errors
+/// The store is silent or fails, the job is damaged, or there was no room for it in time.
+pub async fn read(
+    results: &ResultStore,
+    owner: &str,
+    id: &str,
+    answers: &ByteBudget,
+) -> Result<Option<Bytes>, Unread> {
+    const WHAT: &str = "cannot read a stored result";
+    let failed = |error| {
+        if is_busy(&error) {
+            return Unread::Silent;
+        }
+        tracing::error!(job = id, %error, "{WHAT}");
+        Unread::Failed
+    };
+    let found = in_time(id, WHAT, results.find(owner, id)).await.ok_or(Unread::Silent)?;
+    let Some(found) = found.map_err(failed)? else { return Ok(None) };
+    let bytes = usize::try_from(found.meta.size).unwrap_or(usize::MAX);
+    let room = answers.room(owner, bytes).await.map_err(Unread::NoRoom)?;
+    let bytes = in_time(id, WHAT, found.bytes()).await.ok_or(Unread::Silent)?.map_err(failed)?;
+    let read = bytes.clone();
+    if !off_runtime(read.len(), move || is_whole(&read)).await {
+        tracing::error!(
+            job = id,
+            caller = owner,
+            bytes = bytes.len(),
+            "a stored result is damaged: it is not a job as JSON"
+        );
+        return Err(Unread::Damaged);
+    }
+    Ok(Some(Bytes::from_owner(Held { bytes, _room: room })))
+}
