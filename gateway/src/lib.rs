@@ -18,6 +18,7 @@ pub mod folder_store;
 pub mod folder_threads;
 pub mod followed;
 pub mod held_body;
+pub mod idle_timeout;
 pub mod in_flight;
 pub mod job_sessions;
 pub mod job_task;

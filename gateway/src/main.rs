@@ -180,9 +180,9 @@ async fn run(config: Config) -> Result<Exit, String> {
         listener,
         tls: config.http.tls.clone(),
         connections_max: descriptors::connections(config.limits.connections),
+        idle: config.http.idle,
         send_timeout: config.http.send_timeout,
         drain: drained.clone(),
-        drain_max: config.http.drain + LAST_ANSWERS,
     };
     let address = server.listener.local_addr().map_err(|e| e.to_string())?;
     let drain_max = config.http.drain;

@@ -1,26 +1,30 @@
-//! Accepts connections. Limits their number, the time for a request's head, and the time for which a client may read nothing of its
-//! response. Closes all connections when the gateway drains.
+//! Accepts connections. Limits their number, the time for a request's head, the time between requests, and the time for which a client may
+//! read nothing of its response. Closes all connections when the gateway drains.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
+use tower::Service as _;
 
 use crate::drain::Drain;
+use crate::held_body::{HeldBody, UntilSent};
+use crate::idle_timeout::{HEAD_MAX, IdleTimeout, InProgress};
 use crate::metrics::Metrics;
 use crate::send_timeout::SendTimeout;
-
-/// How long a request's head may take, and how long a connection may be idle.
-const HEAD_MAX: Duration = Duration::from_secs(30);
 
 /// How long a TLS handshake may take.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
@@ -31,6 +35,9 @@ const BUFFER_BYTES_MAX: usize = 64 * 1024;
 /// Headers of a request. Browsers send some 20, balancers add some.
 const HEADERS_MAX: usize = 100;
 
+/// How long the last answers may take, after the drain has ended the waiting requests. What still moves then is cut off, such as an upload.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
+
 /// The pause after the system has no socket to give; an immediate retry would only fail again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -40,14 +47,15 @@ pub struct Server {
     pub listener: TcpListener,
     pub tls: Option<Arc<ServerConfig>>,
     pub connections_max: usize,
+    /// How long a connection may wait for its next request.
+    pub idle: Duration,
     /// How long a client may read nothing of its response.
     pub send_timeout: Duration,
     pub drain: watch::Receiver<Drain>,
-    pub drain_max: Duration,
 }
 
 impl Server {
-    /// Serves until the drain begins, then until all requests are answered or the time is up. Says whether all were.
+    /// Serves until the drain begins, then until all requests are answered or the drain is over. Says whether all were.
     pub async fn run(self, router: Router, metrics: &Metrics) -> bool {
         let room = Arc::new(Semaphore::new(self.connections_max));
         let graceful = GracefulShutdown::new();
@@ -78,14 +86,14 @@ impl Server {
             let _ = stream.set_nodelay(true);
             let stream = SendTimeout::new(stream, self.send_timeout);
             let (router, gauge, acceptor) = (router.clone(), metrics.connections.clone(), acceptor.clone());
-            let watcher = graceful.watcher();
+            let (watcher, idle) = (graceful.watcher(), self.idle);
             gauge.inc();
             tokio::spawn(async move {
                 match acceptor {
-                    None => converse(stream, router, watcher).await,
+                    None => converse(stream, router, watcher, idle).await,
                     Some(acceptor) => {
                         if let Ok(Ok(stream)) = timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await {
-                            converse(stream, router, watcher).await;
+                            converse(stream, router, watcher, idle).await;
                         }
                     }
                 }
@@ -94,7 +102,14 @@ impl Server {
             });
         }
         drop(self.listener);
-        timeout(self.drain_max, graceful.shutdown()).await.is_ok()
+        let over = async {
+            let _ = drain.wait_for(|drain| *drain == Drain::Over).await;
+            tokio::time::sleep(LAST_ANSWERS).await;
+        };
+        tokio::select! {
+            () = graceful.shutdown() => true,
+            () = over => false,
+        }
     }
 }
 
@@ -102,13 +117,26 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
     router: Router,
     watcher: hyper_util::server::graceful::Watcher,
+    idle: Duration,
 ) {
+    let requests = InProgress::default();
+    let stream = IdleTimeout::new(stream, requests.clone(), idle);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (mut router, until_over) = (router.clone(), UntilSent::new(requests.clone()));
+        async move {
+            let of_request = until_over.clone();
+            let request = request.map(|body| Body::new(HeldBody::new(Body::new(body), of_request)));
+            let response = router.call(request).await?;
+            Ok::<_, Infallible>(response.map(|body| HeldBody::new(body, until_over)))
+        }
+    });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_MAX)
+        // The stream ends earlier.
+        .header_read_timeout(idle + HEAD_MAX)
         .max_buf_size(BUFFER_BYTES_MAX)
         .max_headers(HEADERS_MAX)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(stream), service);
     // The error of a connection concerns only its client.
     if let Err(error) = watcher.watch(connection).await {
         tracing::debug!(%error, "a connection failed");

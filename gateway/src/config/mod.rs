@@ -33,6 +33,10 @@ use crate::keys::Keys;
 use crate::storage::Place;
 use crate::vocabulary::Vocabulary;
 
+/// Longer than load balancers keep an idle connection (AWS 60 s, nginx 60 s), so that they end it, and never send on one that has just been
+/// closed.
+const IDLE_S: u32 = 75;
+
 /// A slow client frees the send buffer in steps of up to 2 MB (`send_timeout.rs`): one step in this time is 56 kbit/s.
 const SEND_TIMEOUT_S: u32 = 300;
 
@@ -74,6 +78,8 @@ pub struct Http {
     /// Origins whose pages may call the gateway. Empty: only the gateway's own.
     pub cors_origins: Vec<String>,
     pub drain: Duration,
+    /// How long a connection may wait for its next request.
+    pub idle: Duration,
     /// How long a client may read nothing of its response before the connection is closed.
     pub send_timeout: Duration,
 }
@@ -192,6 +198,7 @@ fn http(values: &mut Values) -> Option<Http> {
         }
     }
     let drain = seconds(values.number("http.drain_s", DRAIN_S, 0));
+    let idle = seconds(values.number("http.idle_s", IDLE_S, 1));
     let send_timeout = seconds(values.number("http.send_timeout_s", SEND_TIMEOUT_S, 1));
     let listen = listen?;
     if !has_keys && !listen.ip().is_loopback() {
@@ -200,7 +207,7 @@ fn http(values: &mut Values) -> Option<Http> {
             format!("is {listen}, which others can reach: set http.keys, or listen on 127.0.0.1"),
         );
     }
-    Some(Http { listen, tls, keys: keys?, cors_origins, drain, send_timeout })
+    Some(Http { listen, tls, keys: keys?, cors_origins, drain, idle, send_timeout })
 }
 
 /// Reads the file of API keys, if one is named. `None` after faults.

@@ -206,3 +206,47 @@ fn slow_connections_are_closed_while_others_are_served() {
         assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"500\""), 0.0);
     }
 }
+
+/// The answer to a request on a connection that stays open.
+fn alive(stream: &mut TcpStream) {
+    stream.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    until_answered(stream);
+}
+
+fn until_answered(stream: &mut TcpStream) {
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"alive\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        answer.extend(byte);
+    }
+}
+
+/// A load balancer keeps connections, and must be the one that ends them.
+#[test]
+fn a_connection_may_be_idle_for_a_time_of_its_own() {
+    let mut setup = Setup::new();
+    setup.gateway(&["--set", "http.idle_s=1"]);
+    // The default.
+    setup.gateway(&[]);
+    let connect = |at: usize| {
+        let mut stream = TcpStream::connect(setup.gateways[at].url.trim_start_matches("http://")).unwrap();
+        stream.set_read_timeout(Some(HEAD_MAX / 2)).unwrap();
+        alive(&mut stream);
+        stream
+    };
+    let (mut short, mut slow, mut long) = (connect(0), connect(0), connect(1));
+    // A head that is slow, but not too slow, is no idle connection.
+    let began = Instant::now();
+    let head = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: ";
+    slow.write_all(head).unwrap();
+    assert_eq!(short.read(&mut [0]).unwrap(), 0, "it was idle for too long");
+    assert!(began.elapsed() >= Duration::from_millis(500), "{:?}", began.elapsed());
+    slow.write_all(b"x\r\n\r\n").unwrap();
+    until_answered(&mut slow);
+    // Longer than a head may take.
+    until("the time of a head is over", || {
+        (began.elapsed() > HEAD_MAX + Duration::from_secs(2)).then_some(())
+    });
+    alive(&mut long);
+}

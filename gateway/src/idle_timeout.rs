@@ -1,0 +1,157 @@
+//! Ends connections that wait for too long between two requests, and those whose request's head comes too slowly. hyper has one time for
+//! both: a short one would end a connection on which a load balancer is about to send, a long one would help clients that send a byte now and
+//! then.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Sleep, sleep};
+
+/// How long a request's head may take from its first byte, and the first request of a connection to come.
+pub const HEAD_MAX: Duration = Duration::from_secs(30);
+
+/// The requests of a connection that are in progress. Each has a clone of it, until its response is sent and its body is read.
+#[derive(Clone, Debug, Default)]
+pub struct InProgress(Arc<()>);
+
+impl InProgress {
+    /// Whether a request has one, besides the connection's own two: the stream's and the service's.
+    fn has_requests(&self) -> bool {
+        Arc::strong_count(&self.0) > 2
+    }
+}
+
+/// A stream that fails when the time for what it waits for is over.
+#[derive(Debug)]
+pub struct IdleTimeout<S> {
+    stream: S,
+    requests: InProgress,
+    idle_max: Duration,
+    waits_for: WaitsFor,
+}
+
+/// What a connection waits for.
+#[derive(Debug)]
+enum WaitsFor {
+    /// The head of a request, or the rest of it.
+    Head(Pin<Box<Sleep>>),
+    /// The first byte of a further request.
+    Request(Pin<Box<Sleep>>),
+    /// The end of a request. Bodies and responses have their own times.
+    End,
+}
+
+impl<S> IdleTimeout<S> {
+    /// `requests` has one more clone, from which those of the requests are made.
+    pub fn new(stream: S, requests: InProgress, idle_max: Duration) -> Self {
+        Self { stream, requests, idle_max, waits_for: WaitsFor::Head(Box::pin(sleep(HEAD_MAX))) }
+    }
+
+    fn look(&mut self) {
+        match (&self.waits_for, self.requests.has_requests()) {
+            (WaitsFor::Head(_) | WaitsFor::Request(_), true) => self.waits_for = WaitsFor::End,
+            (WaitsFor::End, false) => self.waits_for = WaitsFor::Request(Box::pin(sleep(self.idle_max))),
+            _ => {}
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for IdleTimeout<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.look();
+        let before = into.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, into);
+        if read.is_ready() {
+            if matches!(self.waits_for, WaitsFor::Request(_)) && into.filled().len() > before {
+                self.waits_for = WaitsFor::Head(Box::pin(sleep(HEAD_MAX)));
+            }
+            return read;
+        }
+        match &mut self.waits_for {
+            WaitsFor::End => Poll::Pending,
+            WaitsFor::Head(time) | WaitsFor::Request(time) => {
+                time.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
+            }
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for IdleTimeout<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+
+    use super::*;
+
+    /// A connection that may be idle for this long, the client's end, and what the service has.
+    fn connection(idle_max: Duration) -> (IdleTimeout<DuplexStream>, DuplexStream, InProgress) {
+        let (stream, client) = duplex(64);
+        let service = InProgress::default();
+        (IdleTimeout::new(stream, service.clone(), idle_max), client, service)
+    }
+
+    #[tokio::test]
+    async fn an_idle_connection_ends_and_one_with_a_request_does_not() {
+        let (mut stream, mut client, service) = connection(Duration::from_millis(10));
+        client.write_all(b"head").await.unwrap();
+        assert_eq!(stream.read(&mut [0; 64]).await.unwrap(), 4);
+        let request = service.clone();
+        assert!(stream.read(&mut [0; 64]).now_or_never().is_none());
+        assert!(matches!(stream.waits_for, WaitsFor::End));
+        drop(request);
+        let ended = stream.read(&mut [0; 64]).await.unwrap_err();
+        assert_eq!(ended.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test]
+    async fn a_slow_head_has_its_own_time_from_its_first_byte_on() {
+        let (mut stream, mut client, service) = connection(Duration::from_secs(3_600));
+        let request = service.clone();
+        assert!(stream.read(&mut [0; 64]).now_or_never().is_none());
+        drop(request);
+        assert!(stream.read(&mut [0; 64]).now_or_never().is_none());
+        assert!(matches!(stream.waits_for, WaitsFor::Request(_)));
+        let mut deadlines = Vec::new();
+        for _ in 0..2 {
+            client.write_all(b"G").await.unwrap();
+            stream.read_exact(&mut [0]).await.unwrap();
+            let WaitsFor::Head(time) = &stream.waits_for else { panic!("{stream:?}") };
+            deadlines.push(time.deadline());
+        }
+        assert_eq!(deadlines[0], deadlines[1], "a further byte gives no more time");
+    }
+}
