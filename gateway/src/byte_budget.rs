@@ -61,8 +61,8 @@ impl ByteBudget {
         Self { all: semaphore(most), most, share, wait_max: WAIT_MAX, by_caller: Mutex::default() }
     }
 
-    /// Takes room for this many bytes, in the order of the callers' requests. What is larger than the caller's share, or than the whole
-    /// budget, takes all of it.
+    /// Takes room for this many bytes, in the order of the callers' requests. What is larger than the caller's share takes all
+    /// of the share, and what is larger than the budget all of that.
     ///
     /// # Errors
     /// Others had the room for all of the longest wait.
@@ -137,11 +137,13 @@ mod tests {
         let budget = budget(2 * MIB, MIB);
         let first = budget.room("a", MIB).await.unwrap();
         assert!(budget.room("a", MIB).await.is_err());
-        let others = budget.room("b", 3 * MIB).await.unwrap();
+        let others = budget.room("b", MIB).await.unwrap();
         assert!(budget.room("c", MIB).await.is_err(), "all is taken");
         drop((first, others));
-        let _whole = budget.room("a", 100 * MIB).await.unwrap();
+        let whole = budget.room("a", 100 * MIB).await.unwrap();
         assert_eq!(budget.by_caller.lock().unwrap().len(), 1, "the others are forgotten");
-        assert!(budget.room("b", MIB).now_or_never().is_some_and(|room| room.is_ok()));
+        assert!(budget.room("b", MIB).await.is_err(), "all is taken");
+        drop(whole);
+        assert!(budget.room("b", MIB).await.is_ok());
     }
 }

@@ -65,7 +65,7 @@ fn answers_from_the_store_have_a_budget() {
     let folder = tempfile::tempdir().unwrap();
     let results = format!("results.folder={}", folder.path().display());
     let budget = "http.answers_mib_max=32".to_owned();
-    let setup = setup(&[&[results.clone()], &[results, budget]]);
+    let setup = setup(&[&[results.clone()][..], &[results, budget]]);
     put(&setup.gateways[0], "large", &"x".repeat(LARGE));
     let gateway = &setup.gateways[1];
     let readers = [(); 2].map(|()| deaf(gateway, "/v1/jobs/large"));
