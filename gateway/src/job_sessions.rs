@@ -1,14 +1,13 @@
 //! Whether the clients that publish jobs and take their replies have sessions. A client's reply queue has its consumer as long as its session
 //! lasts, so the gateway's own connection counts that queue's consumers.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::time::{MissedTickBehavior, interval};
 use vramq_amqp::Depth;
-use vramq_producer::Client;
 
-use crate::app::App;
+use crate::broker::link::Link;
 
 /// How often the reply queues are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -36,27 +35,26 @@ impl JobSessions {
     }
 }
 
-/// Looks at the reply queues for as long as the process runs.
-pub async fn watch(app: App) {
+/// Looks at the clients' reply queues for as long as the process runs.
+pub async fn watch(sessions: Arc<JobSessions>, link: Arc<Link>, queues: Vec<String>) {
     let mut looks = interval(LOOK_EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         looks.tick().await;
-        if let Some(are_there) = look(&app).await {
-            app.job_sessions.note(are_there, Instant::now());
+        if let Some(are_there) = look(&link, &queues).await {
+            sessions.note(are_there, Instant::now());
         }
     }
 }
 
 /// Whether all clients have a session; `None`: the broker does not say.
-async fn look(app: &App) -> Option<bool> {
-    let clients = [Some(&app.client), app.adoption.as_ref().map(|adoption| &adoption.client)];
-    for queue in clients.into_iter().flatten().filter_map(Client::reply_queue) {
-        match app.link.queue(queue).await {
+async fn look(link: &Link, queues: &[String]) -> Option<bool> {
+    for queue in queues {
+        match link.queue(queue).await {
             Ok(Depth::Messages { consumers: 1.., .. } | Depth::NoPermission) => {}
             Ok(Depth::Messages { .. } | Depth::NoQueue) => return Some(false),
             // Without a connection of its own the gateway is not ready anyway. With one again, it first looks.
-            Err(_) => return (!app.link.is_connected()).then_some(false),
+            Err(_) => return (!link.is_connected()).then_some(false),
         }
     }
     Some(true)
