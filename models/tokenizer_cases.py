@@ -2,6 +2,11 @@
 """Make inference/tests/fixtures/tokenizer-cases.json: token ids of tiny models whose configuration files say something else.
 
     python models/tokenizer_cases.py
+    python models/tokenizer_cases.py --random 400 --seed 1 FILE
+
+The second line writes random folders into FILE, with parts of several cases at once. To compare them:
+
+    VRAMQ_TEST_TOKENIZER_CASES=FILE cargo test -p vramq-inference --test encoder random_folders -- --ignored --nocapture
 
 Needs `pip install transformers` and no weights. Each case is a fixture, what is
 changed in its files, and the ids that transformers' AutoTokenizer makes of some
@@ -10,7 +15,9 @@ its `do_lower_case`, are as in its `Transformer` (6.2): it is not imported,
 because it needs PyTorch.
 """
 
+import argparse
 import json
+import random
 import shutil
 import tempfile
 from pathlib import Path
@@ -207,19 +214,63 @@ def ids(folder):
     return [one if all(id < embeddings for id in one) else None for one in all_ids]
 
 
-def main():
-    cases = []
-    for fixture, files in CASES:
-        with tempfile.TemporaryDirectory() as folder:
-            folder = Path(folder) / fixture
-            shutil.copytree(FIXTURES / fixture, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-            change(folder, files)
-            cases.append({"fixture": fixture, "files": files, "ids": ids(folder)})
+def changed(fixture, files, what):
+    """What a function of the folder returns, for a fixture with changed files."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder) / fixture
+        shutil.copytree(FIXTURES / fixture, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+        change(folder, files)
+        return what(folder)
+
+
+def random_files(rng, fixture):
+    """One to four keys, each with a value that some case gives it. Values for other fixtures count, too: their tokens are not in the vocabulary."""
+    parts = [(name, key, value) for _, files in CASES for name, keys in files.items() for key, value in (keys or {}).items()]
+    own = [(name, key, value) for other, files in CASES if other == fixture
+           for name, keys in files.items() for key, value in (keys or {}).items()]
+    files = {}
+    for _ in range(rng.randint(1, 4)):
+        name, key, value = rng.choice(own if rng.random() < 0.5 else parts)
+        outer, _, inner = key.partition("/")
+        content = json.loads((FIXTURES / fixture / name).read_text()) if (FIXTURES / fixture / name).exists() else {}
+        # The inner key of another kind of tokenizer.
+        if not inner or isinstance(content.get(outer), dict):
+            files.setdefault(name, {})[key] = value
+    return files
+
+
+def random_case(rng):
+    """`ids` is null where transformers cannot read the folder, or not all of the texts."""
+    fixture = rng.choice(sorted({fixture for fixture, _ in CASES}))
+    files = random_files(rng, fixture)
+    try:
+        found = changed(fixture, files, ids)
+    except Exception:  # Whatever its libraries raise.
+        found = None
+    return {"fixture": fixture, "files": files, "ids": found}
+
+
+def write(path, cases):
     versions = f"transformers {transformers.__version__}, tokenizers {tokenizers.__version__}"
     lines = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)
     texts = json.dumps(TEXTS, ensure_ascii=False)
-    (FIXTURES / "tokenizer-cases.json").write_text(
-        f'{{"versions": "{versions}",\n"texts": {texts},\n"cases": [\n{lines}\n]}}\n')
+    Path(path).write_text(f'{{"versions": "{versions}",\n"texts": {texts},\n"cases": [\n{lines}\n]}}\n')
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Writes the token ids that transformers makes with changed configuration files.")
+    parser.add_argument("--random", type=int, metavar="N", help="write N random folders instead")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("file", nargs="?", help="where to; only with --random")
+    options = parser.parse_args()
+    if (options.random is None) != (options.file is None):
+        parser.error("--random and FILE go together")
+    if options.random is None:
+        write(FIXTURES / "tokenizer-cases.json",
+              [{"fixture": fixture, "files": files, "ids": changed(fixture, files, ids)} for fixture, files in CASES])
+    else:
+        rng = random.Random(options.seed)
+        write(options.file, [random_case(rng) for _ in range(options.random)])
 
 
 if __name__ == "__main__":
