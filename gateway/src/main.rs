@@ -3,7 +3,6 @@
 // Nothing that a message, a peer or a device does may panic.
 #![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
 
-use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +12,6 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{Instant, interval, sleep, timeout};
-use tracing::Level;
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, Layer as _};
 use uuid::Uuid;
 use vramq_amqp::WITHDRAWN_MAX;
 use vramq_gateway::adoption::Adoption;
@@ -36,7 +31,7 @@ use vramq_gateway::outputs::OutputStore;
 use vramq_gateway::routes::router;
 use vramq_gateway::server::Server;
 use vramq_producer::{Client, ConnectError};
-use vramq_program::LogFormat;
+use vramq_program::{close_log, start_log};
 use vramq_spans::Spans;
 
 /// In the static programs of a release, because musl's own allocator takes one lock for all threads.
@@ -91,6 +86,7 @@ fn main() -> ExitCode {
             exit
         }),
     };
+    close_log();
     exit.unwrap_or_else(|error| {
         eprintln!("vramq-gateway: {error}");
         Exit::Usage
@@ -114,30 +110,8 @@ fn new_key(name: &str) -> Result<Exit, String> {
 /// Reads the configuration and the files that it names.
 fn prepare(options: &Options) -> Result<Config, String> {
     // Reading the configuration may log.
-    init_logs(options)?;
+    start_log(&options.log, options.log_format, None).map_err(|e| format!("--log (VRAMQ_LOG): {e}"))?;
     options.read().map_err(|e: Invalid| e.to_string())
-}
-
-fn init_logs(options: &Options) -> Result<(), String> {
-    // lapin also logs errors that it returns, for example about missing queues and exchanges. The callers log those that matter. A
-    // directive that names lapin overrides this.
-    let directives = format!("lapin=off,{}", options.log);
-    let filter: EnvFilter = directives.parse().map_err(|e| format!("--log (VRAMQ_LOG): {e}"))?;
-    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
-        || !std::io::stderr().is_terminal();
-    let lines =
-        tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false).with_ansi(!plain);
-    let lines = match options.log_format {
-        LogFormat::Text => lines.boxed(),
-        LogFormat::Json => lines.json().flatten_event(true).boxed(),
-    };
-    // At this level lapin logs the credentials that it sends to the broker.
-    let passwords = tracing_subscriber::filter::filter_fn(|metadata| {
-        *metadata.level() != Level::TRACE || !metadata.target().starts_with("lapin")
-    });
-    tracing_subscriber::registry().with(filter).with(lines.with_filter(passwords)).init();
-    vramq_program::log_panics();
-    Ok(())
 }
 
 async fn run(config: Config) -> Result<Exit, String> {

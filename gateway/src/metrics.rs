@@ -12,6 +12,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Metric, Registry};
 use vramq_amqp::Excess;
+use vramq_program::dropped_log_lines;
 
 /// From 1 ms to some 16 s, and above.
 const BUCKETS: u16 = 15;
@@ -59,6 +60,7 @@ pub struct Metrics {
     withdrawals_sent_once: Counter,
     withdrawals_not_sent: Counter,
     connected: Gauge,
+    log_lines_dropped: Counter,
 }
 
 /// Gauges of the current moment.
@@ -110,6 +112,10 @@ impl Default for Metrics {
                 "broker_connected",
                 "1 while there are the gateway's own connection to the broker and those for its jobs",
             ),
+            log_lines_dropped: all.metric(
+                "log_lines_dropped",
+                "Lines of the log that were dropped, because standard error was not read fast enough",
+            ),
             registry: Mutex::new(registry),
         }
     }
@@ -150,6 +156,7 @@ impl Metrics {
         // These counters are kept elsewhere, and never decrease.
         self.withdrawals_sent_once.inner().fetch_max(now.excess.sent_once, Ordering::Relaxed);
         self.withdrawals_not_sent.inner().fetch_max(now.excess.not_sent, Ordering::Relaxed);
+        self.log_lines_dropped.inner().fetch_max(dropped_log_lines(), Ordering::Relaxed);
         self.connected.set(now.connected.into());
         let mut text = String::new();
         // Nothing panics while it holds the lock; writing to a String cannot fail.

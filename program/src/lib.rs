@@ -1,6 +1,6 @@
 //! What all programs share of their command lines and configurations: `completions` writes shell completions, `man` writes manual pages,
-//! `options` has the flags of programs with a configuration file, `files` reads the files that it names, `values` says what is wrong with them, and
-//! `panics` makes panics lines of the log.
+//! `options` has the flags of programs with a configuration file, `files` reads the files that it names, `values` says what is wrong with them,
+//! `logs` writes the log, and `panics` makes panics lines of it.
 
 // Nothing that a message, a peer or a device does may panic.
 #![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
@@ -8,6 +8,7 @@
 #![warn(unreachable_pub)]
 
 mod files;
+mod logs;
 mod options;
 mod panics;
 mod values;
@@ -19,8 +20,8 @@ use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
 pub use files::{no_folder, no_folder_to_write, read_lasting_text, read_text};
+pub use logs::{Logs, LogsError, close_log, dropped_log_lines, start_log};
 pub use options::{BrokerOptions, LogFormat, log_filter, variables};
-pub use panics::log_panics;
 pub use values::{line_at, shown, shown_number, toml_fault};
 
 /// Write the completions of a shell to standard output.

@@ -7,7 +7,7 @@ use std::panic::PanicHookInfo;
 /// From now on a panic is an error in the log, in the log's format, and not a text on standard error.
 ///
 /// Its message is logged only if it is a constant: others may quote an input, such as a text that was to be cut within a character.
-pub fn log_panics() {
+pub(crate) fn log_panics() {
     std::panic::set_hook(Box::new(log));
 }
 

@@ -6,6 +6,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
+use tokio::sync::watch;
 
 use crate::wait::until;
 
@@ -20,7 +21,11 @@ pub struct Line {
 
 /// The lines so far. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Log(Arc<Mutex<Vec<Line>>>);
+pub struct Log {
+    lines: Arc<Mutex<Vec<Line>>>,
+    /// While it is set, nobody reads the stream.
+    stands_still: Arc<watch::Sender<bool>>,
+}
 
 impl Line {
     fn new(text: String) -> Self {
@@ -51,9 +56,18 @@ impl Log {
     /// Reads a stream to its end.
     pub async fn collect(self, from: impl AsyncRead + Unpin) {
         let mut lines = BufReader::new(from).split(b'\n');
-        while let Ok(Some(line)) = lines.next_segment().await {
+        let mut stands_still = self.stands_still.subscribe();
+        // The sender lives as long as this.
+        while stands_still.wait_for(|stands_still| !stands_still).await.is_ok()
+            && let Ok(Some(line)) = lines.next_segment().await
+        {
             self.lines().push(Line::new(String::from_utf8_lossy(&line).into_owned()));
         }
+    }
+
+    /// Whether the reader of the stream stands still. It may still take a line.
+    pub fn stand_still(&self, stands_still: bool) {
+        self.stands_still.send_replace(stands_still);
     }
 
     /// The first line that contains `text`, waiting for it.
@@ -96,6 +110,6 @@ impl Log {
     }
 
     fn lines(&self) -> MutexGuard<'_, Vec<Line>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,6 +6,7 @@ use vramq_core::action::SessionEnd;
 use vramq_core::device::Memory;
 use vramq_core::event::{PassBytes, Reading};
 use vramq_core::ids::ExecutorIndex;
+use vramq_program::Logs;
 use vramq_schemas::status::WorkerState;
 
 use crate::broker::aux_channel::AuxChannelState;
@@ -17,7 +18,6 @@ use crate::executor::{ActivePass, Executor};
 use crate::identity::Identity;
 use crate::limits_writer::LimitsWriter;
 use crate::model::Model;
-use crate::observability::logs::Logs;
 use crate::observability::metrics::Meters;
 use crate::observability::spans::JobSpans;
 use crate::observability::status_board::{Status, StatusBoard};

@@ -24,6 +24,7 @@ mod hung_folder;
 mod jobs;
 mod keys;
 mod large_files;
+mod logs;
 mod memory;
 mod object_store;
 mod output_files;

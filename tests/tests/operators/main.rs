@@ -8,6 +8,7 @@ mod dlq;
 mod dlq_actions;
 mod dlq_results;
 mod http;
+mod logs;
 mod monitoring;
 mod progress;
 mod start;

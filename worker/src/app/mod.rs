@@ -14,7 +14,6 @@ use clap::Parser as _;
 
 use crate::config::cli::{Cli, Command, Options};
 use crate::config::{Config, EngineConfig, Gpu, Gpus};
-use crate::observability::logs::{self, Logs};
 use crate::state_file::StateFile;
 use doctor::Report;
 use doctor::cuda::CudaReport;
@@ -23,6 +22,7 @@ use open::{OpenError, Opened};
 use vramq_core::learned_limits::LearnedLimits;
 use vramq_inference::process::cgroup::Cgroups;
 use vramq_inference::process::keeper;
+use vramq_program::{Logs, close_log, start_log};
 
 /// Runs the keeper of a program's process, if a worker started this process for that. Must be called before anything else: a keeper has one
 /// thread and no configuration.
@@ -57,6 +57,7 @@ pub fn main() -> ! {
         Command::Man(manual) => manual.write::<Cli>().map(|()| Exit::Drained).map_err(Into::into),
     };
     let exit = result.unwrap_or_else(|error| {
+        close_log();
         eprintln!("vramq-worker: {error}");
         Exit::Usage
     });
@@ -66,15 +67,17 @@ pub fn main() -> ! {
 /// Ends the process at once, without the exit handlers of libraries. A driver's handler waits for its device, and a device that is lost or
 /// stuck in a pass never answers.
 fn end(exit: Exit) -> ! {
-    // Standard output may still be buffered. Logs go to standard error, which is not.
+    close_log();
+    // Standard output may still be buffered.
     let _ = std::io::stdout().flush();
     // SAFETY: `_exit` may be called by any thread at any time, and nothing of this process runs after it.
     unsafe { libc::_exit(exit as i32) }
 }
 
 fn prepare(options: &Options) -> Result<(Config, Logs), Box<dyn std::error::Error>> {
-    let logs = logs::init(&options.log, options.log_format, options.gpu.as_ref());
-    let logs = logs.map_err(|error| format!("--log (VRAMQ_LOG): {error}"))?;
+    let gpu = options.gpu.as_ref().map(|gpu| gpu.ordinal);
+    let logs = start_log(&options.log, options.log_format, gpu)
+        .map_err(|error| format!("--log (VRAMQ_LOG): {error}"))?;
     Ok((options.read()?, logs))
 }
 

@@ -12,6 +12,7 @@ use vramq_core::admission::Budget;
 use vramq_core::ids::ExecutorIndex;
 use vramq_core::settings::{Settings, UNKNOWN_BYTES};
 use vramq_core::units::Mib;
+use vramq_program::Logs;
 
 use super::exit::Exit;
 use super::open::{OpenError, Opened};
@@ -29,7 +30,6 @@ use crate::identity::Identity;
 use crate::limits_writer::LimitsWriter;
 use crate::model::Model;
 use crate::observability::http::{self, HttpState};
-use crate::observability::logs::Logs;
 use crate::observability::metrics::Metrics;
 use crate::observability::spans::JobSpans;
 use crate::observability::status_board::StatusBoard;

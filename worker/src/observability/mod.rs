@@ -1,7 +1,6 @@
-//! Observability of the worker: metrics, status, health, heartbeats, spans and logs.
+//! Observability of the worker: metrics, status, health, heartbeats, and spans.
 
 pub mod http;
-pub mod logs;
 pub mod metrics;
 pub mod spans;
 pub mod status_board;

@@ -1,4 +1,4 @@
-//! Metrics that are read when they are scraped: the device's memory and sensors, the worker's state, the process.
+//! Metrics that are read when they are scraped: the device's memory and sensors, the worker's state, its log, the process.
 
 use std::fmt;
 use std::sync::Arc;
@@ -141,6 +141,18 @@ impl Collector for States {
             ConstGauge::new(i64::from(state == now)).encode(metric.encode_family(&labels)?)?;
         }
         Ok(())
+    }
+}
+
+/// The log.
+#[derive(Debug)]
+pub(super) struct Log;
+
+impl Collector for Log {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Lines of the log that were dropped, because standard error was not read fast enough.";
+        let metric = encoder.encode_descriptor("log_lines_dropped", help, None, MetricType::Counter)?;
+        ConstCounter::new(vramq_program::dropped_log_lines()).encode(metric)
     }
 }
 

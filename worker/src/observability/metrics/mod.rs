@@ -26,7 +26,7 @@ use crate::model::Model;
 use programs::ProgramMetrics;
 
 pub use callers::Callers;
-use collectors::{DeviceMemory, Process, Sensors, States};
+use collectors::{DeviceMemory, Log, Process, Sensors, States};
 use families::Families;
 pub use meters::{DeviceMeters, Kind, Meters, ModelMeters, WorkerMeters};
 
@@ -64,6 +64,7 @@ impl Metrics {
         root.register_collector(Box::new(Process::started(started)));
         let registry = root.sub_registry_with_prefix("vramq");
         registry.register_collector(Box::new(States(Arc::clone(board))));
+        registry.register_collector(Box::new(Log));
         let info = Family::<Labels, Gauge>::default();
         info.get_or_create(&labels([("version", identity.version), ("worker", &identity.worker)])).set(1);
         registry.register("build_info", "The worker's version and name", info);

@@ -1,0 +1,231 @@
+//! The log of a program on standard error. A thread of its own writes the lines, so that a reader that stands still stops nothing else.
+
+use std::borrow::Cow;
+use std::io::{self, IsTerminal as _, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use tracing::{Level, Metadata};
+use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
+use tracing_subscriber::filter::{ParseError, filter_fn};
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
+
+use crate::options::{LogFormat, log_filter};
+use crate::panics::log_panics;
+
+/// The most lines that wait to be written: some megabytes, and some seconds of a worker that logs at `debug`. Later lines are dropped and
+/// counted.
+const LINES_MAX: usize = 16_384;
+
+/// How long the last lines may take at the end: as long as the library waits for its thread.
+const LAST_LINES_MAX: Duration = Duration::from_millis(1100);
+
+/// The log of this process. As a process has one standard error and one subscriber of events, it has one of these.
+static LOG: Mutex<Option<OpenLog>> = Mutex::new(None);
+
+#[derive(Debug)]
+struct OpenLog {
+    dropped: ErrorCounter,
+    /// Waits for the thread's last lines when it is dropped.
+    thread: Option<WorkerGuard>,
+}
+
+/// What is logged. It may change while the program runs.
+#[derive(Clone, Debug)]
+pub struct Logs(reload::Handle<EnvFilter, Registry>);
+
+/// Why the filter was not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum LogsError {
+    #[error(transparent)]
+    Filter(#[from] ParseError),
+    #[error("{0}")]
+    Level(String),
+    #[error(transparent)]
+    Gone(#[from] reload::Error),
+}
+
+/// Starts logging to standard error, panics included. `gpu` is the ordinal of this process's GPU if several processes log to the same
+/// place: each line then names it.
+///
+/// The program calls [`close_log`] before it ends, or its last lines may be missing.
+///
+/// # Errors
+/// The filter cannot be read.
+pub fn start_log(directives: &str, format: LogFormat, gpu: Option<usize>) -> Result<Logs, ParseError> {
+    let (filter, handle) = reload::Layer::new(filter(directives)?);
+    let plain =
+        std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) || !io::stderr().is_terminal();
+    let thread = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LINES_MAX).thread_name("log");
+    let (queue, thread) = thread.finish(Output { to: io::stderr(), dropped_told: 0 });
+    *log() = Some(OpenLog { dropped: queue.error_counter(), thread: Some(thread) });
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(Lines { queue, gpu, format })
+        .with_target(false)
+        .with_ansi(!plain);
+    let lines = match format {
+        LogFormat::Text => lines.boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    let lines = lines.with_filter(filter_fn(|metadata| !tells_passwords(metadata)));
+    tracing_subscriber::registry().with(filter).with(lines).init();
+    log_panics();
+    Ok(Logs(handle))
+}
+
+/// Writes the lines that wait, and ends the log. If nobody reads standard error, it gives up after a second.
+pub fn close_log() {
+    let Some(writer) = log().as_mut().and_then(|log| log.thread.take()) else { return };
+    let (closed, is_closed) = mpsc::channel();
+    // In a thread, because a full queue makes the library print to standard output, which may be the same pipe that nobody reads.
+    let closing = thread::Builder::new().name("log-end".to_owned()).spawn(move || {
+        drop(writer);
+        let _ = closed.send(());
+    });
+    if closing.is_ok() {
+        let _ = is_closed.recv_timeout(LAST_LINES_MAX);
+    }
+}
+
+/// How many lines of the log were dropped since the start, because standard error was not read fast enough.
+pub fn dropped_log_lines() -> u64 {
+    log().as_ref().map_or(0, |log| log.dropped.dropped_lines() as u64)
+}
+
+fn log() -> MutexGuard<'static, Option<OpenLog>> {
+    LOG.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Logs {
+    /// Changes the filter.
+    ///
+    /// # Errors
+    /// The filter cannot be read.
+    pub fn set(&self, directives: &str) -> Result<(), LogsError> {
+        let directives = log_filter(directives).map_err(LogsError::Level)?;
+        Ok(self.0.reload(filter(&directives)?)?)
+    }
+}
+
+/// At this level lapin logs the frames that it sends, including those with its credentials.
+fn tells_passwords(metadata: &Metadata<'_>) -> bool {
+    metadata.target().starts_with("lapin") && *metadata.level() == Level::TRACE
+}
+
+/// lapin is off by default: it logs errors that it also returns, and returned messages with their bodies. vramq logs these where it handles
+/// them. A directive that names lapin overrides this.
+fn filter(directives: &str) -> Result<EnvFilter, ParseError> {
+    EnvFilter::builder().with_regex(false).parse(format!("lapin=off,{directives}"))
+}
+
+/// Passes events to the thread. If several processes log, one for each GPU, every line starts with the GPU.
+#[derive(Clone, Debug)]
+struct Lines {
+    queue: NonBlocking,
+    gpu: Option<usize>,
+    format: LogFormat,
+}
+
+impl Write for Lines {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        self.queue.write_all(&written(event, self.gpu, self.format))?;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+/// Where the thread writes.
+#[derive(Debug)]
+struct Output<W> {
+    to: W,
+    /// How many dropped lines the log has told of.
+    dropped_told: u64,
+}
+
+impl<W: Write> Write for Output<W> {
+    /// Writes an event in a single call, because other processes write to the same place. Then there is room for a line about those that
+    /// were dropped.
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        self.to.write_all(event)?;
+        let dropped = dropped_log_lines();
+        if dropped > self.dropped_told {
+            let lines = dropped - self.dropped_told;
+            self.dropped_told = dropped;
+            tracing::warn!(lines, "lines of the log were dropped: standard error was not read fast enough");
+        }
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+/// An event as it is written.
+fn written(event: &[u8], gpu: Option<usize>, format: LogFormat) -> Cow<'_, [u8]> {
+    let event = indented(event);
+    let Some(gpu) = gpu else { return event };
+    Cow::Owned(match (format, &*event) {
+        (LogFormat::Json, [b'{', rest @ ..]) => {
+            [format!("{{\"gpu\":\"cuda:{gpu}\",").as_bytes(), rest].concat()
+        }
+        (_, event) => [format!("cuda:{gpu} ").as_bytes(), event].concat(),
+    })
+}
+
+/// Indents the further lines of an event, so that text from a job or a program cannot look like an event.
+fn indented(event: &[u8]) -> Cow<'_, [u8]> {
+    let text = event.strip_suffix(b"\n").unwrap_or(event);
+    if !text.contains(&b'\n') {
+        return Cow::Borrowed(event);
+    }
+    let mut lines = text.split(|byte| *byte == b'\n').collect::<Vec<_>>().join(&b"\n    "[..]);
+    lines.extend(&event[text.len()..]);
+    Cow::Owned(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_event_begins_a_line() {
+        let written = |gpu, format, event: &str| {
+            String::from_utf8(written(event.as_bytes(), gpu, format).into_owned()).unwrap()
+        };
+        let forged = "T  WARN pass failed error=no\nT ERROR drive A: is full\n";
+        let indented = "T  WARN pass failed error=no\n    T ERROR drive A: is full\n";
+        assert_eq!(written(None, LogFormat::Text, forged), indented);
+        assert_eq!(written(Some(1), LogFormat::Text, forged), format!("cuda:1 {indented}"));
+        assert_eq!(written(None, LogFormat::Text, "T  INFO session open\n"), "T  INFO session open\n");
+        assert_eq!(written(Some(1), LogFormat::Json, "{\"a\":1}\n"), "{\"gpu\":\"cuda:1\",\"a\":1}\n");
+    }
+
+    #[test]
+    fn a_filter_that_names_no_level_leaves_the_logs_as_they_are() {
+        // Kept alive: the handle changes this layer.
+        let (_layer, handle) = reload::Layer::<_, Registry>::new(filter("info").unwrap());
+        let logs = Logs(handle);
+        logs.set("warn,lapin=debug").unwrap();
+        let before = logs.0.with_current(ToString::to_string).unwrap();
+        for wrong in ["wran", "info,verbose", "["] {
+            logs.set(wrong).unwrap_err();
+        }
+        assert_eq!(logs.0.with_current(ToString::to_string).unwrap(), before);
+    }
+}
