@@ -17,8 +17,13 @@ export const json = {
   },
 }
 
-// JSON.stringify writes null for these, or leaves them out. Fields that are undefined are as good as absent.
+// JSON.stringify writes null for these, or leaves them out. Fields that are undefined are as good as absent. Half a surrogate pair it writes
+// as an escape, which workers refuse.
 function refuseLosses(key, value) {
+  if (value !== undefined && !isWellFormed(key)) throw new Error(`a field is named ${JSON.stringify(key)}, which is no Unicode: half a surrogate pair`)
+  if (typeof value === 'string' && !isWellFormed(value)) {
+    throw new Error(`${JSON.stringify(key)} is ${JSON.stringify(value.slice(0, 40))}, which is no Unicode: half a surrogate pair`)
+  }
   const isLost = typeof value === 'number' ? !Number.isFinite(value) : ['function', 'symbol'].includes(typeof value)
   if (isLost || (value === undefined && Array.isArray(this))) throw new Error(`${JSON.stringify(key)} is ${String(value)}`)
   return value
@@ -56,17 +61,11 @@ async function library() {
 
 // The value as JSON has it: a Date becomes a text, and what JSON leaves out is left out.
 function asJson(value) {
-  const text = JSON.stringify(value, refuseLosses)
-  // Half a surrogate pair is an escape there. MessagePack's writer would put another character in its place.
-  return JSON.parse(text, text.includes('\\ud') ? wellFormed : undefined)
+  return JSON.parse(JSON.stringify(value, refuseLosses))
 }
 
-function wellFormed(key, value) {
-  if (!isWellFormed(key) || (typeof value === 'string' && !isWellFormed(value))) throw new Error('a text is not valid Unicode')
-  return value
-}
-
-// Half a surrogate pair has no form in UTF-8; JSON.stringify would escape it, and workers refuse it.
+// Half a surrogate pair has no form in UTF-8. JSON.stringify would escape it, which workers refuse; MessagePack's writer would put another
+// character in its place.
 export function isWellFormed(text) {
   return !/[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/.test(text)
 }

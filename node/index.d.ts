@@ -41,7 +41,7 @@ export interface ConnectOptions {
 }
 
 export interface PublishOptions {
-  /** The job id, at most 255 bytes; a random UUID by default. */
+  /** The job id, 1 to 255 bytes without U+FFFD; a random UUID by default. */
   id?: string
   /** Routing key of the job, where the model's workers set a `key`; the model's name by default. */
   key?: string
@@ -57,7 +57,10 @@ export interface PublishOptions {
   traceparent?: string
   /** The application that publishes the job, as replies and dead letters repeat it; at most 255 bytes. */
   appId?: string
-  /** At most 64 KiB. A value is null, a boolean, a finite number, a string, a Buffer, an array or an object of these. */
+  /**
+   * At most 64 KiB. A value is null, a boolean, a finite number, a string, a Buffer, an array or an object of these; or it names a type of AMQP, as
+   * in amqplib: `{ '!': 'timestamp', value: 1790000000 }`.
+   */
   headers?: Record<string, unknown>
   /** Withdraws the job, as `withdraw` does, and rejects with the signal's reason. A job of `publish` is not withdrawn. */
   signal?: AbortSignal
@@ -73,13 +76,13 @@ export interface Result {
   model: string
   /** In the order of the inputs. */
   outputs: Output[]
+  /** The revisions of the model that computed them: several if workers with other revisions continued the job, none if the model has none. */
+  modelRevisions: string[]
   /** The rest is of the last reply. */
   worker: string
   attempt: number
   queuedMs: number
   ranMs: number
-  /** If the worker has one. */
-  modelRevision?: string
 }
 
 /** A job that the broker has. */

@@ -170,8 +170,9 @@ export class Pending {
     this.#step()
     const { assembly, id, model } = this
     if (assembly.done < assembly.outputs.length) return
-    const { worker, attempt, queuedMs, ranMs, modelRevision } = assembly.last
-    this.#end(this.resolve, { id, model, outputs: assembly.outputs, worker, attempt, queuedMs, ranMs, modelRevision })
+    const { outputs, modelRevisions } = assembly
+    const { worker, attempt, queuedMs, ranMs } = assembly.last
+    this.#end(this.resolve, { id, model, outputs, modelRevisions, worker, attempt, queuedMs, ranMs })
   }
 }
 

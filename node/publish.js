@@ -116,14 +116,18 @@ function confirm(session, pending, body, properties) {
       },
     }
     session.unconfirmed.add(job)
+    const confirmed = (error) => job.end(error ?? undefined)
     try {
-      session.jobs.publish(JOBS_EXCHANGE, pending.key, body, properties, (error) => job.end(error ?? undefined))
+      session.jobs.publish(JOBS_EXCHANGE, pending.key, body, properties, confirmed)
       pending.sent = true
     } catch (error) {
+      // Before 2.0 amqplib waits for a confirm of what it has not sent: each following job would have the confirm of the one before.
+      const waiting = session.jobs.unconfirmed
+      if (waiting?.at(-1) === confirmed) waiting.pop()
       // The channel is closed, or a value has no form in AMQP: then nothing was sent.
       if (session.isLost || error.name === 'IllegalOperationError') return job.end(error)
       session.unconfirmed.delete(job)
-      reject(new InvalidJob(`the job's headers have no form in AMQP: ${error.message}`))
+      reject(new InvalidJob(`the job's properties or headers have no form in AMQP: ${error.message}`))
     }
   })
 }

@@ -51,12 +51,14 @@ function encodeInput(input, at, encoding) {
   if (input instanceof Uint8Array) {
     return { bytes: encoding.bytes(Buffer.from(input.buffer, input.byteOffset, input.byteLength)) }
   }
-  if (typeof input?.uri === 'string') return { uri: input.uri }
+  if (typeof input?.uri === 'string' && isWellFormed(input.uri)) return { uri: input.uri }
   // What JSON leaves out is no value: undefined, a function, a symbol.
   if (input?.json !== undefined && typeof input.json !== 'function' && typeof input.json !== 'symbol') {
     return { json: encoding.value(input.json) }
   }
-  throw new InvalidJob(`inputs[${at}]: an input is a string of Unicode, a Uint8Array, { uri } or { json }`)
+  const isHalf = [input, input?.uri].some((text) => typeof text === 'string' && !isWellFormed(text))
+  const why = isHalf ? 'it has half a surrogate pair, which is no Unicode; ' : ''
+  throw new InvalidJob(`inputs[${at}]: ${why}an input is a string of Unicode, a Uint8Array, { uri } or { json }`)
 }
 
 // A number of 64 bits has no form in JSON, and what holds itself has none.
@@ -101,8 +103,14 @@ export function decodeReply({ type, contentType, headers }, content, encoding = 
     attempt: count(headers, 'attempt', 0),
     queuedMs: count(headers, 'queued', 0),
     ranMs: count(headers, 'ran', 0),
-    modelRevision: headers['vramq-model-revision'],
+    modelRevision: textOf(headers['vramq-model-revision']),
   }
+}
+
+// A header's value as text, whichever of AMQP's types it has; undefined if it is no text.
+function textOf(value) {
+  if (value instanceof Uint8Array) return Buffer.from(value).toString()
+  return typeof value === 'string' ? value : undefined
 }
 
 function count(headers, name, absent) {
@@ -166,6 +174,8 @@ export class Assembly {
     this.outputs = new Array(items).fill(null)
     this.done = 0
     this.last = null
+    // The revisions of the model that computed the outputs, each once.
+    this.modelRevisions = []
   }
 
   // Takes a part in. Of an item that comes twice the first answer stands.
@@ -175,11 +185,16 @@ export class Assembly {
     if (part.offset + part.outputs.length > items) {
       throw new Error(`it holds ${part.outputs.length} items from ${part.offset} on, the job has ${items}`)
     }
+    const { done } = this
     part.outputs.forEach((output, at) => {
       if (this.outputs[part.offset + at] !== null) return
       this.outputs[part.offset + at] = output
       this.done += 1
     })
+    const { modelRevision } = part
+    if (this.done > done && modelRevision !== undefined && !this.modelRevisions.includes(modelRevision)) {
+      this.modelRevisions.push(modelRevision)
+    }
     this.last = part
   }
 }

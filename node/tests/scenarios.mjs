@@ -19,6 +19,27 @@ const MODEL = 'echo'
 // How often the connections of `forced` are closed.
 const FORCED = 5
 
+// Answers the jobs for `key` as a worker does: `answer` gives the replies of a job, as lists of headers and outputs.
+async function answering(url, key, answer) {
+  const connection = await amqp.connect(url)
+  const channel = await connection.createChannel()
+  await channel.assertExchange('vramq.jobs', 'direct', { durable: true })
+  const { queue } = await channel.assertQueue('', { exclusive: true })
+  await channel.bindQueue(queue, 'vramq.jobs', key)
+  const consume = ({ properties, content }) => {
+    const { replyTo, correlationId, headers } = properties
+    const { inputs } = JSON.parse(content)
+    for (const [more, outputs] of answer(inputs, headers, properties)) {
+      const { offset = 0 } = more
+      const all = { offset, items: outputs.length, 'items-total': inputs.length, ...more }
+      const type = offset + outputs.length === inputs.length ? 'done' : 'part'
+      channel.sendToQueue(replyTo, Buffer.from(JSON.stringify({ model: key, outputs })), { type, correlationId, headers: all })
+    }
+  }
+  await channel.consume(queue, consume, { noAck: true })
+  return connection
+}
+
 // A broker that says nothing any more once a client opens a channel.
 async function brokerThatHangs({ hostname, port }) {
   const server = net.createServer((client) => {
@@ -150,6 +171,101 @@ const scenarios = {
     for (const encoding of ['pickle', null, 7]) await assert.rejects(vramq.Client.connect(url, { encoding }), RangeError)
   },
 
+  // A fleet was upgraded while it ran the job: workers with two revisions of the model computed the outputs. The last part was answered
+  // before, so that its revision made none of them.
+  async revisions(url) {
+    const part = (offset, revision, texts) => [
+      { offset, ...(revision && { 'vramq-model-revision': revision }) }, texts.map((json) => ({ json })),
+    ]
+    const replies = {
+      none: (inputs) => [part(0, undefined, inputs)],
+      several: () => [
+        part(2, 'new', ['c']), part(0, 'old', ['a']), part(1, 'new', ['b']), part(2, 'other', ['x']), part(3, Buffer.from('old'), ['d']),
+      ],
+    }
+    const worker = await answering(url, 'revised', (inputs) => replies[inputs.length === 4 ? 'several' : 'none'](inputs))
+    const client = await vramq.Client.connect(url)
+    const { outputs, modelRevisions } = await client.run('revised', ['a', 'b', 'c', 'd'])
+    assert.deepEqual(outputs.map(({ json }) => json), ['a', 'b', 'c', 'd'])
+    assert.deepEqual(modelRevisions, ['new', 'old'])
+    assert.deepEqual((await client.run('revised', ['a'])).modelRevisions, [])
+    await client.close()
+    await worker.close()
+  },
+
+  // Headers with all that AMQP has arrive, and what it has not is refused: by name, and before amqplib counts a publish that it cannot send.
+  async headers(url) {
+    const seen = []
+    const worker = await answering(url, 'headed', (inputs, headers) => {
+      seen.push(headers)
+      return [[{}, inputs.map((json) => ({ json }))]]
+    })
+    const client = await vramq.Client.connect(url)
+    const typed = (type, value) => ({ '!': type, value })
+    const wrongs = [
+      [typed('nonsense', 1), /headers\.x\[0\]\.y.*"nonsense".*there are string, .*timestamp/],
+      [typed('byte', 128), /headers\.x\[0\]\.y is 128.*byte takes a whole number from -128 to 127/],
+      [typed('timestamp', -1), /timestamp takes a whole number from 0/],
+      [typed('long', 2n ** 63n), /long takes a whole number from -9223372036854775808 to 9223372036854775807/],
+      [typed('decimal', 7), /decimal takes \{ places, digits \}/],
+      [typed('string', 7), /its type says string/],
+      [typed('toString', 7), /"toString".*AMQP has not/],
+      [{ '!': 7 }, /the type 7/],
+      [{ '!': 'double' }, /is undefined.*double takes a number/],
+    ]
+    const text = { toString: 'a', hasOwnProperty: 'b', __proto__: null, '!!': 1 }
+    const rights = { x: -1e300, y: 2 ** 50 + 0.5, z: Object.assign(Object.create(null), text), t: typed('timestamp', '1790000000') }
+    for (let n = 0; n < 20; n += 1) {
+      for (const [value, why] of wrongs) {
+        const error = await client.run('headed', ['a'], { headers: { x: [{ y: value }] } }).catch((error) => error)
+        assert.ok(error instanceof vramq.InvalidJob && why.test(error.message), `${error}`)
+      }
+      // The confirms are those of the jobs that were sent.
+      const jobs = [`${n}`, 'b'].map((input) => client.run('headed', [input], { headers: rights, timeoutMs: 30_000 }))
+      assert.deepEqual((await Promise.all(jobs)).map(({ outputs }) => outputs[0].json), [`${n}`, 'b'])
+      await assert.rejects(client.publish('nobody-has-this', ['a']), vramq.Unroutable)
+    }
+    const [{ x, y, z, t }] = seen
+    assert.deepEqual({ x, y, z: { ...z }, t }, { x: -1e300, y: 2 ** 50 + 0.5, z: { ...text }, t: typed('timestamp', 1790000000) })
+    // What no check knows ends with its own job, and the next has its own confirm.
+    const { limits } = await import('./node_modules/vramq/message.js')
+    const { headerBytes } = limits
+    for (let n = 0; n < 20; n += 1) {
+      limits.headerBytes = Infinity
+      await assert.rejects(client.run('headed', ['a'], { headers: { x: 'y'.repeat(200_000) } }), vramq.InvalidJob)
+      limits.headerBytes = headerBytes
+      const [unroutable, sent] = await Promise.allSettled([client.publish('nobody-has-this', ['a']), client.run('headed', ['a'])])
+      assert.ok(unroutable.reason instanceof vramq.Unroutable && sent.status === 'fulfilled', `${unroutable.reason} ${sent.reason}`)
+    }
+    assert.equal(client.reconnects, 0)
+    await client.close()
+    await worker.close()
+  },
+
+  // Ids of the caller: those that workers take arrive as they are, others are refused.
+  async given_ids(url) {
+    const seen = []
+    const worker = await answering(url, 'named', (inputs, headers, { messageId }) => {
+      seen.push(messageId)
+      return [[{}, inputs.map((json) => ({ json }))]]
+    })
+    const client = await vramq.Client.connect(url)
+    const rights = ['a', `${'é'.repeat(127)}x`, '漢字, \0\n😀', '0190c7a8-0000-7000-8000-000000000000']
+    for (const id of rights) assert.equal((await client.run('named', ['a'], { id })).id, id)
+    assert.deepEqual(seen, rights)
+    const wrongs = [7, 7n, true, Buffer.from('a'), ['a'], {}, new Date(), null, '', 'x'.repeat(256), 'é'.repeat(128), 'a\ufffd', '\ud800']
+    for (const id of wrongs) {
+      for (const call of ['submit', 'publish']) {
+        const error = await client[call]('named', ['a'], { id }).catch((error) => error)
+        assert.ok(error instanceof vramq.InvalidJob && /^id /.test(error.message), `${error}`)
+      }
+    }
+    // These are only repeated, and workers take them so.
+    assert.deepEqual((await client.run('named', ['a'], { appId: 'a\ufffd', traceparent: 'a\ufffd' })).outputs, [{ json: 'a' }])
+    await client.close()
+    await worker.close()
+  },
+
   async failures(url) {
     const client = await vramq.Client.connect(url)
     const failed = await client.run(MODEL, ['a', 'b'], { params: { unknown: 1 } }).catch((error) => error)
@@ -162,7 +278,10 @@ const scenarios = {
     assert.deepEqual((await client.run(MODEL, ['a'], { key: MODEL })).outputs, [{ json: 'a' }])
     const itself = {}
     itself.itself = itself
-    const none = [{ json: 1n }, { json: () => {} }, { json: itself }, { json: NaN }, { json: { x: [() => {}] } }]
+    const none = [
+      { json: 1n }, { json: () => {} }, { json: itself }, { json: NaN }, { json: { x: [() => {}] } }, { json: [-Infinity] },
+      { json: '\ud800' }, { json: [{ x: 'a\udc00' }] }, { json: { '\ud800': 1 } }, { uri: 's3://\ud800' },
+    ]
     for (const wrong of [[], ['x'.repeat(16 << 20)], new Array(65_537).fill('x'), [1], [null], ['\ud800'], ...none.map((input) => [input])]) {
       await assert.rejects(client.run(MODEL, wrong), vramq.InvalidJob)
     }
@@ -184,7 +303,7 @@ const scenarios = {
       traceparent: [7, '\ud800'],
       appId: [7, '', 'x'.repeat(256), '\ud800', null],
       params: [
-        7, 'ab', [], new Map([['dtype', 'f16']]), { x: 1n }, itself, { x: NaN }, { x: [Infinity] }, { x: () => {} }, { x: Symbol('y') },
+        7, 'ab', [], new Map([['dtype', 'f16']]), { x: 1n }, { x: '\ud800' }, { '\udc00': 1 }, itself, { x: NaN }, { x: [Infinity] }, { x: () => {} }, { x: Symbol('y') },
         { x: [undefined] },
       ],
       headers: [
@@ -202,6 +321,12 @@ const scenarios = {
     }
     for (const replyTo of ['', 'x'.repeat(256), 7]) await assert.rejects(client.publish(MODEL, ['a'], { replyTo }), vramq.InvalidJob)
     await assert.rejects(client.submit(MODEL, ['a'], { onProgress: 7 }), vramq.InvalidJob)
+    // A whole pair is Unicode.
+    assert.deepEqual(JSON.parse((await client.run(MODEL, [{ json: { '😀': '\ud83d\ude00' } }])).outputs[0].bytes.toString()), { '😀': '😀' })
+    for (const half of ['a\ud800', { json: 'a\ud800' }, { uri: 'a\ud800' }]) {
+      const error = await client.run(MODEL, [half]).catch((error) => error)
+      assert.ok(error instanceof vramq.InvalidJob && /half a surrogate pair/.test(error.message), `${error}`)
+    }
     const right = { priority: 255, expirationMs: 60_000, batchHint: 1, timeoutMs: 2 ** 40, headers: { x: ['y', { z: null }], ñ: 1.5, left: undefined } }
     await client.run(MODEL, ['a'], right)
     await client.run(MODEL, ['a'], { timeoutMs: Infinity })

@@ -17,7 +17,7 @@ const job: Job = await client.submit('m', ['a'], {
 for await (const { itemsDone, items } of job.progress()) console.log(itemsDone / items)
 try {
   const result: Result = await job.result()
-  console.log(result.queuedMs + 1, result.modelRevision?.length)
+  console.log(result.queuedMs + 1, result.modelRevisions.join().length)
 } catch (error) {
   if (error instanceof JobFailed) console.log(error.reason.length, error.outputs[0]?.embedding, error.retryable)
   else if (error instanceof JobTimeout) console.log(error.itemsDone + error.items)

@@ -18,6 +18,7 @@ import logging
 import multiprocessing
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -99,6 +100,93 @@ def progress(url, folder):
         assert client.run(MODEL, files, on_progress=report, timeout=120).outputs == ["seen", "seen"]
     # The first says that the job has begun.
     assert reports[0] == (0, 0.0, "") and set(reports[1:]) == {(0, 0.25, "a quarter, ñ"), (1, 0.25, "a quarter, ñ")}, reports
+
+
+async def answering(url, key, answer):
+    """Answers the jobs for `key` as a worker does: `answer` gives the replies of a job, as pairs of headers and outputs. Returns the
+    connection."""
+    import aio_pika
+
+    connection = await aio_pika.connect(url)
+    channel = await connection.channel()
+    exchange = await channel.declare_exchange("vramq.jobs", durable=True)
+    queue = await channel.declare_queue(exclusive=True)
+    await queue.bind(exchange, routing_key=key)
+
+    async def consume(message):
+        inputs = json.loads(message.body)["inputs"]
+        for more, outputs in answer(message.message_id, inputs):
+            headers = {"offset": 0, "items": len(outputs), "items-total": len(inputs), **more}
+            kind = "done" if headers["offset"] + len(outputs) == len(inputs) else "part"
+            body = json.dumps({"model": key, "outputs": outputs}).encode()
+            reply = aio_pika.Message(body, headers=headers, type=kind, correlation_id=message.correlation_id)
+            await channel.default_exchange.publish(reply, routing_key=message.reply_to)
+
+    await queue.consume(consume, no_ack=True)
+    return connection
+
+
+def revisions(url):
+    """A fleet was upgraded while it ran the job: workers with two revisions of the model computed the outputs. The last part was answered
+    before, so that its revision made none of them."""
+    replies = [(2, "new", "c"), (0, "old", "a"), (1, "new", "b"), (2, "other", "x"), (3, bytearray(b"old"), "d")]
+
+    def answer(_, inputs):
+        if len(inputs) == 1:
+            return [({}, [{"json": "a"}])]
+        return [({"offset": offset, "vramq-model-revision": revision}, [{"json": text}]) for offset, revision, text in replies]
+
+    async def run():
+        worker = await answering(url, "revised", answer)
+        async with vramq.AsyncClient(url) as client:
+            result = await client.run("revised", ["a", "b", "c", "d"])
+            assert result.outputs == ["a", "b", "c", "d"] and result.model_revisions == ["new", "old"], result.model_revisions
+            assert (await client.run("revised", ["a"])).model_revisions == []
+        await worker.close()
+
+    asyncio.run(run())
+
+
+def given_ids(url):
+    """Ids of the caller: those that workers take arrive as they are, others are refused."""
+    import enum
+    import uuid
+
+    class Name(str, enum.Enum):
+        A = "of an enumeration"
+
+    known = uuid.UUID("0190c7a8-0000-7000-8000-000000000000")
+    rights = [
+        ("a", "a"), ("é" * 127 + "x", "é" * 127 + "x"), ("漢字, \x00\n😀", "漢字, \x00\n😀"), (7, "7"), (-(1 << 80), str(-(1 << 80))),
+        (known, str(known)), (Name.A, "of an enumeration"),
+    ]
+    wrongs = [
+        (b"a", "a bytes"), (bytearray(b"a"), "a bytearray"), (memoryview(b"a"), "a memoryview"), (True, "a bool"), (1.5, "a float"),
+        (object(), "an? object"), (["a"], "a list"), ("", "1 to 255 bytes"), ("x" * 256, "1 to 255 bytes"), ("é" * 128, "1 to 255 bytes"),
+        ("a\ufffd", "FFFD"), ("\ud800", "not Unicode"),
+    ]
+    seen = []
+
+    def answer(job_id, _):
+        seen.append(job_id)
+        return [({}, [{"json": "a"}])]
+
+    async def run():
+        worker = await answering(url, "named", answer)
+        async with vramq.AsyncClient(url) as client:
+            for given, job_id in rights:
+                job = await client.submit("named", ["a"], id=given)
+                assert type(job.id) is str and job.id == job_id == (await job.result()).id, (given, job.id)
+            for given, why in wrongs:
+                for call in (client.submit, client.publish):
+                    error = await raises_async(vramq.InvalidJob, call("named", ["a"], id=given))
+                    assert re.search(why, str(error)), (given, error)
+            # These are only repeated, and workers take them so.
+            assert (await client.run("named", ["a"], app_id="a\ufffd", traceparent="a\ufffd")).outputs == ["a"]
+        await worker.close()
+
+    asyncio.run(run())
+    assert seen[:len(rights)] == [job_id for _, job_id in rights], seen
 
 
 def published(url):
@@ -329,6 +417,11 @@ def failures(url):
             assert isinstance(raises(vramq.NoEmbedding, client.run(MODEL, ["a"]).numpy), TypeError)
         for model in ("no such name", "", 7, None):
             raises(vramq.InvalidJob, client.run, model, ["a"])
+        for half in ("a\ud800", vramq.Json({"x": ["\ud800"]}), vramq.Json({"\udc00": 1}), vramq.Uri("s3://\ud800"), vramq.Json("\ud83d\ude00")):
+            assert "inputs[1] is not Unicode" in str(raises(vramq.InvalidJob, client.run, MODEL, ["a", half])), half
+        assert "params is not Unicode" in str(raises(vramq.InvalidJob, client.run, MODEL, ["a"], params={"x": "\ud800"}))
+        for wrong in (float("nan"), [float("inf")], {"x": -float("inf")}):
+            assert "not JSON compliant" in str(raises(vramq.InvalidJob, client.run, MODEL, [vramq.Json(wrong)])), wrong
         itself = {}
         itself["itself"] = itself
         for name, values in {

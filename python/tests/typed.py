@@ -27,8 +27,9 @@ def blocking(url: str) -> None:
         for done, total in job.progress():
             print(done + total)
         result: vramq.Result = job.result(timeout=3)
-        print(result.queued_ms + 1, result.numpy().shape)
-        client.publish("m", ["a"], app_id="shop")
+        print(result.queued_ms + 1, result.numpy().shape, "".join(result.model_revisions))
+        client.publish("m", ["a"], app_id="shop", id=7)
+        client.publish("m", ["a"], id=b"a")  # type: ignore[arg-type]
         client.run("m", [1])  # type: ignore[list-item]
         client.run("m", ["a"], tiemout=3)  # type: ignore[call-arg]
         client.run("m", ["a"], priority="high")  # type: ignore[arg-type]

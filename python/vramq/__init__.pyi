@@ -5,6 +5,7 @@ import array
 import datetime
 import os
 import ssl
+import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 _Input = str | bytes | bytearray | memoryview | Uri | Json
+_Id = str | int | uuid.UUID
 _Encoding = Literal["json", "msgpack"]
 _Expiration = float | datetime.timedelta | datetime.datetime
 _OnProgress = Callable[[int, float, str], object]
@@ -42,11 +44,12 @@ class Result:
     model: str
     # An Embedding, Sparse, Bytes, Uri or a JSON value for each input.
     outputs: list[Any]
+    # Several if workers with other revisions of the model continued the job, none if the model has none.
+    model_revisions: list[str]
     worker: str
     attempt: int
     queued_ms: int
     ran_ms: int
-    model_revision: str | None
     def __init__(self, job_id: str, model: str, assembly: Any) -> None: ...
     def numpy(self) -> _Vectors: ...
     def plain(self) -> list[Any]: ...
@@ -83,13 +86,13 @@ class AsyncClient:
     async def connect(self) -> Self: ...
     async def close(self) -> None: ...
     async def submit(
-        self, model: str, inputs: Iterable[_Input], *, params: Mapping[str, Any] | None = None, id: str | None = None,
+        self, model: str, inputs: Iterable[_Input], *, params: Mapping[str, Any] | None = None, id: _Id | None = None,
         timeout: float | None = ..., priority: int | None = None, expiration: _Expiration | None = None,
         batch_hint: int | None = None, traceparent: str | None = None, app_id: str | None = None,
         headers: Mapping[str, Any] | None = None, on_progress: _OnProgress | None = None, key: str | None = None,
     ) -> AsyncJob: ...
     async def run(
-        self, model: str, inputs: Iterable[_Input], *, params: Mapping[str, Any] | None = None, id: str | None = None,
+        self, model: str, inputs: Iterable[_Input], *, params: Mapping[str, Any] | None = None, id: _Id | None = None,
         timeout: float | None = ..., priority: int | None = None, expiration: _Expiration | None = None,
         batch_hint: int | None = None, traceparent: str | None = None, app_id: str | None = None,
         headers: Mapping[str, Any] | None = None, on_progress: _OnProgress | None = None, key: str | None = None,
@@ -101,7 +104,7 @@ class AsyncClient:
         app_id: str | None = None, headers: Mapping[str, Any] | None = None, key: str | None = None,
     ) -> _Vectors: ...
     async def publish(
-        self, model: str, inputs: Iterable[_Input], *, params: Mapping[str, Any] | None = None, id: str | None = None,
+        self, model: str, inputs: Iterable[_Input], *, params: Mapping[str, Any] | None = None, id: _Id | None = None,
         reply_to: str | None = None, timeout: float | None = 60.0, priority: int | None = None,
         expiration: _Expiration | None = None, batch_hint: int | None = None, traceparent: str | None = None,
         app_id: str | None = None, headers: Mapping[str, Any] | None = None, key: str | None = None,
@@ -131,13 +134,13 @@ class Client:
     @property
     def reconnects(self) -> int: ...
     def submit(
-        self, model: str, inputs: Iterable[_Input], *, params: Mapping[str, Any] | None = None, id: str | None = None,
+        self, model: str, inputs: Iterable[_Input], *, params: Mapping[str, Any] | None = None, id: _Id | None = None,
         timeout: float | None = ..., priority: int | None = None, expiration: _Expiration | None = None,
         batch_hint: int | None = None, traceparent: str | None = None, app_id: str | None = None,
         headers: Mapping[str, Any] | None = None, on_progress: _OnProgress | None = None, key: str | None = None,
     ) -> Job: ...
     def run(
-        self, model: str, inputs: Iterable[_Input], *, params: Mapping[str, Any] | None = None, id: str | None = None,
+        self, model: str, inputs: Iterable[_Input], *, params: Mapping[str, Any] | None = None, id: _Id | None = None,
         timeout: float | None = ..., priority: int | None = None, expiration: _Expiration | None = None,
         batch_hint: int | None = None, traceparent: str | None = None, app_id: str | None = None,
         headers: Mapping[str, Any] | None = None, on_progress: _OnProgress | None = None, key: str | None = None,
@@ -149,7 +152,7 @@ class Client:
         app_id: str | None = None, headers: Mapping[str, Any] | None = None, key: str | None = None,
     ) -> _Vectors: ...
     def publish(
-        self, model: str, inputs: Iterable[_Input], *, params: Mapping[str, Any] | None = None, id: str | None = None,
+        self, model: str, inputs: Iterable[_Input], *, params: Mapping[str, Any] | None = None, id: _Id | None = None,
         reply_to: str | None = None, timeout: float | None = 60.0, priority: int | None = None,
         expiration: _Expiration | None = None, batch_hint: int | None = None, traceparent: str | None = None,
         app_id: str | None = None, headers: Mapping[str, Any] | None = None, key: str | None = None,

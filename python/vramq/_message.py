@@ -27,9 +27,18 @@ EXPIRATION_MS_MAX = (1 << 32) - 1
 
 
 def checked_id(job_id):
-    """The id of a job, a random one for None. Raises InvalidJob."""
-    job_id = str(uuid.uuid4()) if job_id is None else str(job_id)
-    return _short_text("the job id", job_id)
+    """The id of a job as workers take it, a random one for None. Raises InvalidJob."""
+    if job_id is None:
+        return str(uuid.uuid4())
+    if isinstance(job_id, str):
+        # Without what a class of its own, such as an enumeration, makes of it.
+        job_id = str.__str__(job_id)
+    elif isinstance(job_id, (int, uuid.UUID)) and not isinstance(job_id, bool):
+        job_id = str(job_id)
+    else:
+        # The text of bytes is b'…', and that of many objects their address: no id that another program would find.
+        raise InvalidJob(f"the job id is a {type(job_id).__name__}, and has to be a str, an int or a uuid.UUID")
+    return _echoed_text("the job id", job_id)
 
 
 def job_message(body, content_type, job_id, reply_to, user, *, priority, expiration, batch_hint, traceparent, app_id, headers, digest=None):
@@ -44,7 +53,7 @@ def job_message(body, content_type, job_id, reply_to, user, *, priority, expirat
         headers["traceparent"] = _short_text("traceparent", traceparent)
     message = aio_pika.Message(
         body, headers=headers, content_type=content_type, delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
-        message_id=job_id, correlation_id=job_id, reply_to=None if reply_to is None else _short_text("reply_to", reply_to),
+        message_id=job_id, correlation_id=job_id, reply_to=None if reply_to is None else _echoed_text("reply_to", reply_to),
         priority=None if priority is None else _integer("priority", priority, 0, PRIORITY_MAX),
         expiration=_expiration(expiration), timestamp=int(time.time()), user_id=user,
         app_id=None if app_id is None else _short_text("app_id", app_id),
@@ -87,9 +96,13 @@ def _short_text(name, text):
         raise InvalidJob(f"{name} is a {type(text).__name__}, and has to be a str")
     if not 0 < _utf8_bytes(name, text) <= SHORT_BYTES_MAX:
         raise InvalidJob(f"{name} must have 1 to {SHORT_BYTES_MAX} bytes")
-    if "\ufffd" in text:
-        # Workers read that for bytes that are not a text, and cannot tell the two apart.
-        raise InvalidJob(f"{name} has the character U+FFFD")
+    return text
+
+
+def _echoed_text(name, text):
+    """What replies repeat, or go to. There workers read U+FFFD for bytes that are not a text, and cannot tell the two apart."""
+    if "\ufffd" in _short_text(name, text):
+        raise InvalidJob(f"{name} has the character U+FFFD, which workers do not take there")
     return text
 
 

@@ -20,8 +20,6 @@ CONTENT_TYPES = {"json": "application/json", "msgpack": "application/msgpack"}
 BODY_BYTES_MAX = 16 << 20
 ITEMS_MAX = 65_536
 MODEL_NAME = re.compile(r"[a-zA-Z0-9._/:-]{1,128}")
-# An AMQP short string.
-ID_BYTES_MAX = 255
 
 
 def check_encoding(encoding):
@@ -89,12 +87,24 @@ def encode_job(model, inputs, params, encoding="json"):
             body = _dumps(job).encode()
     except InvalidJob:
         raise
+    except UnicodeEncodeError as error:
+        raise InvalidJob(f"{_not_unicode(inputs)} is not Unicode text: {error}") from error
     # OverflowError: MessagePack has integers of 64 bits. RecursionError: nested too deeply.
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidJob(f"the job has no form in {CONTENT_TYPES[encoding]}: {error}") from error
     if len(body) > BODY_BYTES_MAX:
         raise InvalidJob(f"the job takes {len(body)} bytes, at most {BODY_BYTES_MAX} are allowed; submit several jobs")
     return body
+
+
+def _not_unicode(inputs):
+    """The first input with half a surrogate pair, which no encoding has; or params."""
+    for at, item in enumerate(inputs):
+        try:
+            _dumps(_input(item, at, "json")).encode()
+        except UnicodeEncodeError:
+            return f"inputs[{at}]"
+    return "params"
 
 
 def _dumps(value):
@@ -190,8 +200,15 @@ def decode_reply(kind, content_type, headers, body):
         queued_ms=_count(headers, "queued", 0),
         ran_ms=_count(headers, "ran", 0),
         tokens=headers.get("vramq-tokens"),
-        model_revision=headers.get("vramq-model-revision"),
+        model_revision=_text(headers.get("vramq-model-revision")),
     )
+
+
+def _text(value):
+    """A header's value as text, whichever of AMQP's types it has; None if it is no text."""
+    if isinstance(value, (bytes, bytearray)):
+        return value.decode(errors="replace")
+    return value if isinstance(value, str) else None
 
 
 def _progress(parsed):
@@ -279,6 +296,8 @@ class Assembly:
         self._outputs = [self._MISSING] * items
         self.items, self.done = items, 0
         self.last = None
+        # The revisions of the model that computed the outputs, each once.
+        self.model_revisions = []
 
     @property
     def is_complete(self):
@@ -293,10 +312,13 @@ class Assembly:
             raise ValueError(f"it is for a job of {part.items_total} items, and the job has {self.items}")
         if part.offset + len(part.outputs) > self.items:
             raise ValueError(f"it holds {len(part.outputs)} items from {part.offset} on, the job has {self.items}")
+        done = self.done
         for at, output in enumerate(part.outputs, part.offset):
             if self._outputs[at] is self._MISSING:
                 self._outputs[at] = output
                 self.done += 1
+        if self.done > done and part.model_revision is not None and part.model_revision not in self.model_revisions:
+            self.model_revisions.append(part.model_revision)
         self.last = part
 
     def outputs(self):
@@ -307,18 +329,19 @@ class Assembly:
 class Result:
     """The outputs of a job, in the order of its inputs.
 
-    `outputs` has an `Embedding`, `Sparse`, `Bytes`, `Uri` or a JSON value for each input. The rest is of the last reply: which
-    worker answered, after how many earlier attempts, the milliseconds that the job waited and ran, and the revision of the
-    model, if the worker has one.
+    `outputs` has an `Embedding`, `Sparse`, `Bytes`, `Uri` or a JSON value for each input. `model_revisions` has the revisions of the
+    model that computed them: one, or more if workers with other revisions continued the job, or none if the model has none. The rest is
+    of the last reply: which worker answered, after how many earlier attempts, and the milliseconds that the job waited and ran.
     """
 
-    __slots__ = ("id", "model", "outputs", "worker", "attempt", "queued_ms", "ran_ms", "model_revision")
+    __slots__ = ("id", "model", "outputs", "model_revisions", "worker", "attempt", "queued_ms", "ran_ms")
 
     def __init__(self, job_id, model, assembly):
         last = assembly.last
         self.id, self.model, self.outputs = job_id, model, assembly.outputs()
+        self.model_revisions = list(assembly.model_revisions)
         self.worker, self.attempt = last.worker, last.attempt
-        self.queued_ms, self.ran_ms, self.model_revision = last.queued_ms, last.ran_ms, last.model_revision
+        self.queued_ms, self.ran_ms = last.queued_ms, last.ran_ms
 
     def numpy(self):
         """The embeddings as one array of shape (inputs, dimensions), float32 or float16 as the worker computed them."""

@@ -138,7 +138,8 @@ class AsyncClient:
                      batch_hint=None, traceparent=None, app_id=None, headers=None, on_progress=None, key=None):
         """Publishes a job with its replies to this client; returns an AsyncJob once the broker has confirmed it.
 
-        An input is a str, bytes, `vramq.Uri` or `vramq.Json`. `key` is the routing key of the job where the model's workers set
+        An input is a str, bytes, `vramq.Uri` or `vramq.Json`. `id` is a str of at most 255 bytes, an int or a `uuid.UUID`; a random one
+        by default. `key` is the routing key of the job where the model's workers set
         one; by default it is the model's name. `app_id` names the application that publishes the job, as replies and dead
         letters repeat it. `on_progress(item, fraction, note)`, a plain function, is called while a model reports
         on an item; reports may be missing. A connection that is lost meanwhile is waited for, and the job is published

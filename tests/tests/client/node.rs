@@ -30,11 +30,14 @@ on_one_setup!(
     a_caller_that_stops_waiting_gives_its_slot_back,
     jobs_of_callers_that_give_up_are_withdrawn,
     an_id_names_one_job,
+    ids_of_the_caller_are_those_that_workers_take,
     a_refused_withdrawal_is_tried_again,
     callbacks_that_fail_end_nothing,
     closing_ends_what_waits_for_the_broker,
     vectors_come_as_numbers_and_as_base64,
     message_pack_gives_the_same_results,
+    all_revisions_of_a_result_are_named,
+    headers_arrive_or_are_refused_before_they_are_sent,
     the_golden_bytes_are_read,
     types_name_what_there_is,
     typescript_takes_a_program_of_the_readme_and_refuses_mistakes,
@@ -64,6 +67,18 @@ async fn message_pack_gives_the_same_results(env: &mut TestEnv) -> Result<()> {
     dead_letters_are_expected(env);
     env.worker(&[]).await?;
     run("msgpack", env).await
+}
+
+async fn ids_of_the_caller_are_those_that_workers_take(env: &mut TestEnv) -> Result<()> {
+    run("given_ids", env).await
+}
+
+async fn all_revisions_of_a_result_are_named(env: &mut TestEnv) -> Result<()> {
+    run("revisions", env).await
+}
+
+async fn headers_arrive_or_are_refused_before_they_are_sent(env: &mut TestEnv) -> Result<()> {
+    run("headers", env).await
 }
 
 async fn errors_say_what_a_caller_needs(env: &mut TestEnv) -> Result<()> {

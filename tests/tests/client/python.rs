@@ -40,6 +40,8 @@ on_one_setup!(
     a_caller_that_stops_waiting_gives_its_slot_back,
     jobs_of_callers_that_give_up_are_withdrawn,
     an_id_names_one_job,
+    ids_of_the_caller_are_those_that_workers_take,
+    all_revisions_of_a_result_are_named,
     what_was_not_sent_is_not_withdrawn,
     a_refused_withdrawal_is_tried_again,
     callbacks_that_fail_end_nothing,
@@ -136,6 +138,14 @@ async fn an_id_names_one_job(env: &mut TestEnv) -> Result<()> {
     env.worker(&[]).await?;
     unserved_model(env).await?;
     succeeds(scenario("ids", &env.url)?).await
+}
+
+async fn ids_of_the_caller_are_those_that_workers_take(env: &mut TestEnv) -> Result<()> {
+    succeeds(scenario("given_ids", &env.url)?).await
+}
+
+async fn all_revisions_of_a_result_are_named(env: &mut TestEnv) -> Result<()> {
+    succeeds(scenario("revisions", &env.url)?).await
 }
 
 async fn what_was_not_sent_is_not_withdrawn(env: &mut TestEnv) -> Result<()> {
