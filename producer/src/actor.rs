@@ -232,6 +232,13 @@ impl Actor {
     }
 }
 
+impl Drop for Actor {
+    /// Also if its runtime ends before the client is closed: no caller may wait for ever. After a proper end there is nothing left to do.
+    fn drop(&mut self) {
+        self.fail(&PublishError::Closed, &JobError::Closed);
+    }
+}
+
 /// The error that ended the publishing connection, if this event has one. Without jobs in flight nothing else would report it.
 fn lost(event: Option<lapin::Event>) -> Option<String> {
     match event {

@@ -30,6 +30,9 @@ struct Replies<R> {
     by_job: BTreeMap<u64, Vec<Reply<R>>>,
     /// Replies in `by_job`.
     count: usize,
+    /// Answered jobs that are not released, by id: the numbers of their registrations. Their replies may come again, after a lost session
+    /// or after [`HELD_FOR_MAX`].
+    answered: HashMap<String, u64>,
     /// Replies to jobs that nobody has asked this client for, by the job's id.
     strays: HashMap<String, Vec<Reply<R>>>,
     due: Due<R>,
@@ -57,7 +60,13 @@ impl<R> Default for Due<R> {
 
 impl<R> Default for Replies<R> {
     fn default() -> Self {
-        Self { by_job: BTreeMap::new(), count: 0, strays: HashMap::new(), due: Due::default() }
+        Self {
+            by_job: BTreeMap::new(),
+            count: 0,
+            answered: HashMap::new(),
+            strays: HashMap::new(),
+            due: Due::default(),
+        }
     }
 }
 
@@ -70,7 +79,23 @@ impl<R> Default for HeldReplies<R> {
 impl<R> HeldReplies<R> {
     /// Holds a reply until its job is released.
     pub(crate) fn hold(&self, job: u64, settle: R, now: Instant) {
+        self.hold_in(&mut self.replies(), job, settle, now);
+    }
+
+    /// Notes that a job whose replies are held is answered: its registration is gone, but not released.
+    pub(crate) fn answered(&self, id: &str, job: u64) {
+        self.replies().answered.insert(id.to_owned(), job);
+    }
+
+    /// Holds a reply to an answered job that has come again, until the job is released. Returns it if it is none.
+    pub(crate) fn hold_again(&self, id: &str, settle: R, now: Instant) -> Option<R> {
         let mut replies = self.replies();
+        let Some(job) = replies.answered.get(id).copied() else { return Some(settle) };
+        self.hold_in(&mut replies, job, settle, now);
+        None
+    }
+
+    fn hold_in(&self, replies: &mut Replies<R>, job: u64, settle: R, now: Instant) {
         replies.by_job.entry(job).or_default().push(Reply { since: now, settle });
         replies.count += 1;
         if replies.count > usize::from(HELD_MAX)
@@ -88,8 +113,12 @@ impl<R> HeldReplies<R> {
     }
 
     /// Acknowledges the job's replies: nobody needs them any more.
-    pub(crate) fn release(&self, job: u64) {
+    pub(crate) fn release(&self, id: &str, job: u64) {
         let mut replies = self.replies();
+        // After its answer a job's id is free, and may be that of a younger job by now.
+        if replies.answered.get(id) == Some(&job) {
+            replies.answered.remove(id);
+        }
         if let Some(released) = replies.by_job.remove(&job) {
             replies.acknowledge_all(released);
             self.due.notify_one();
@@ -115,7 +144,7 @@ impl<R> HeldReplies<R> {
     pub(crate) fn requeue_old(&self, now: Instant) {
         let is_old = |reply: &mut Reply<R>| now.saturating_duration_since(reply.since) >= HELD_FOR_MAX;
         let mut replies = self.replies();
-        let Replies { by_job, count, strays, due } = &mut *replies;
+        let Replies { by_job, count, strays, due, .. } = &mut *replies;
         let mut old = Vec::new();
         for held in by_job.values_mut() {
             old.extend(held.extract_if(.., is_old));
@@ -139,12 +168,15 @@ impl<R> HeldReplies<R> {
 
     /// Forgets all replies: a new session begins, and the broker delivers them again.
     pub(crate) fn clear(&self) {
-        *self.replies() = Replies::default();
+        let mut replies = self.replies();
+        let answered = std::mem::take(&mut replies.answered);
+        *replies = Replies { answered, ..Replies::default() };
     }
 
-    /// Whether no job's replies are held. Those to unknown jobs do not count.
+    /// Whether no job's replies are held, or to be held when they come again. Those to unknown jobs do not count.
     pub(crate) fn is_empty(&self) -> bool {
-        self.replies().count == 0
+        let replies = self.replies();
+        replies.count == 0 && replies.answered.is_empty()
     }
 
     fn replies(&self) -> MutexGuard<'_, Replies<R>> {
@@ -176,11 +208,11 @@ mod tests {
             held.hold(job, reply, now);
         }
         assert_eq!(due(&held), (vec![], vec![]));
-        held.release(1);
+        held.release("one", 1);
         assert_eq!(due(&held), (vec![10, 11], vec![]));
-        held.release(1);
+        held.release("one", 1);
         assert!(!held.is_empty());
-        held.release(2);
+        held.release("two", 2);
         assert_eq!((due(&held), held.is_empty()), ((vec![20], vec![]), true));
     }
 
@@ -200,6 +232,26 @@ mod tests {
     }
 
     #[test]
+    fn replies_to_an_answered_job_that_come_again_are_held_until_it_is_released() {
+        let (held, now) = (HeldReplies::default(), Instant::now());
+        held.hold(1, 10, now);
+        held.answered("one", 1);
+        // A new session.
+        held.clear();
+        assert!(!held.is_empty());
+        assert_eq!((held.hold_again("one", 10, now), held.hold_again("two", 20, now)), (None, Some(20)));
+        assert_eq!(due(&held), (vec![], vec![]));
+        // A younger job with the same id is answered: what comes again is held for it.
+        held.answered("one", 2);
+        held.release("one", 1);
+        assert_eq!(due(&held), (vec![10], vec![]));
+        assert_eq!(held.hold_again("one", 11, now), None);
+        held.release("one", 2);
+        assert_eq!((due(&held), held.is_empty()), ((vec![11], vec![]), true));
+        assert_eq!(held.hold_again("one", 12, now), Some(12));
+    }
+
+    #[test]
     fn a_delivery_that_is_held_for_too_long_comes_again() {
         let (held, now) = (HeldReplies::default(), Instant::now());
         held.hold(1, 10, now);
@@ -211,7 +263,7 @@ mod tests {
         assert_eq!(due(&held), (vec![], vec![10, 1]));
         held.requeue_strays("a");
         assert_eq!(due(&held), (vec![], vec![2]));
-        held.release(1);
+        held.release("one", 1);
         assert_eq!((due(&held), held.is_empty()), ((vec![11], vec![]), true));
     }
 

@@ -43,6 +43,7 @@ mod pending;
 mod registry;
 mod reply_queue;
 mod session;
+mod token_sum;
 mod window;
 mod withdrawing;
 

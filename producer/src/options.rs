@@ -196,7 +196,8 @@ pub struct SubmitOptions {
     pub tracestate: Option<String>,
     /// The application that publishes the job, as replies and dead letters repeat it; at most 255 bytes.
     pub app_id: Option<String>,
-    /// Further headers with texts, such as [`TENANT`](vramq_schemas::headers::TENANT). With the header
+    /// Further headers with texts, such as [`TENANT`](vramq_schemas::headers::TENANT): all headers together take at most 120 KiB. With the
+    /// header
     /// [`DIGEST`](vramq_schemas::withdrawal::DIGEST) of the caller's own secret, only the caller can withdraw the job; the client never
     /// does.
     pub headers: Vec<(String, String)>,

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use lapin::BasicProperties;
-use lapin::types::{FieldTable, ShortString};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
 use vramq_amqp::{Message, new_secret};
@@ -21,6 +21,9 @@ const PERSISTENT: u8 = 2;
 /// Bodies from this size on are encoded and decoded on a blocking thread: at some 500 MB/s they would keep a runtime thread
 /// busy for more than 100 µs.
 const BLOCKING_BYTES: usize = 64 * 1024;
+
+/// The most bytes of a job's headers: what workers take, which leaves space in a frame of 128 KiB for the other properties.
+const HEADER_BYTES_MAX: usize = 120 * 1024;
 
 /// A job's message on its way into the jobs exchange.
 #[derive(Debug)]
@@ -89,8 +92,9 @@ impl EncodedJob {
         let withdrawal = (withdraws && !headers.contains_key(DIGEST))
             .then(|| Withdrawal { job: id.clone(), secret: new_secret() });
         if let Some(withdrawal) = &withdrawal {
-            headers.insert(DIGEST.into(), fields::text(&withdrawal.digest().to_string()));
+            headers.insert(DIGEST.into(), whole(&withdrawal.digest().to_string()));
         }
+        check_header_bytes(&headers)?;
         let key = options.key.as_deref().unwrap_or(&job.model);
         check_model_name(key)?;
         let routing_key = short("key", key)?;
@@ -144,6 +148,11 @@ fn properties(
     if id.is_empty() {
         return Err(PublishError::Option { name: "id", problem: "it is empty".to_owned() });
     }
+    if id.contains(char::REPLACEMENT_CHARACTER) {
+        // Workers read it for bytes that are no text, and cannot tell the two apart.
+        let problem = "it has the character U+FFFD, which workers do not take there".to_owned();
+        return Err(PublishError::Option { name: "id", problem });
+    }
     let id = short("id", id)?;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let mut properties = BasicProperties::default()
@@ -177,6 +186,7 @@ fn headers(options: &SubmitOptions) -> Result<FieldTable, PublishError> {
         table.insert(BATCH_HINT.into(), fields::long(hint.into()));
     }
     if let Some(traceparent) = &options.traceparent {
+        // Cut, it is as invalid as it was.
         table.insert(TRACEPARENT.into(), fields::text(traceparent));
     }
     // A trace is no reason to refuse a job: workers leave out what is wrong or too large, too.
@@ -184,12 +194,26 @@ fn headers(options: &SubmitOptions) -> Result<FieldTable, PublishError> {
         table.insert(TRACESTATE.into(), fields::text(tracestate));
     }
     if let Some(revision) = &options.model_revision {
-        table.insert(MODEL_REVISION.into(), fields::text(revision));
+        table.insert(MODEL_REVISION.into(), whole(revision));
     }
     for (name, value) in &options.headers {
-        table.insert(short("headers", name)?, fields::text(value));
+        table.insert(short("headers", name)?, whole(value));
     }
     Ok(table)
+}
+
+/// A text as a header's value. Not cut: two tenants could become one, and another revision would be demanded.
+fn whole(text: &str) -> AMQPValue {
+    AMQPValue::LongString(text.into())
+}
+
+fn check_header_bytes(headers: &FieldTable) -> Result<(), PublishError> {
+    let bytes = fields::table_bytes(headers);
+    if bytes > HEADER_BYTES_MAX {
+        let problem = format!("they take {bytes} bytes, at most {HEADER_BYTES_MAX} are allowed");
+        return Err(PublishError::Option { name: "headers", problem });
+    }
+    Ok(())
 }
 
 /// AMQP's `expiration`: milliseconds as text.

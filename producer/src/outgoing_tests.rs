@@ -27,3 +27,47 @@ async fn a_job_has_the_frozen_headers() {
     let job = EncodedJob::new(job, &options, Encoding::Json, None, None, true).await.unwrap();
     assert_eq!(golden_headers::to_json(&job.message.headers), frozen);
 }
+
+async fn with_headers(options: SubmitOptions) -> Result<FieldTable, PublishError> {
+    let inputs = vec![Input::Text("a text".to_owned())];
+    let job = Job { model: "minilm".to_owned(), inputs, params: Params::default() };
+    EncodedJob::new(job, &options, Encoding::Json, None, None, true).await.map(|job| job.message.headers)
+}
+
+/// Workers take whole what a publisher says, so it must not be cut here: two tenants would become one.
+#[tokio::test]
+async fn long_texts_in_headers_are_whole() {
+    let long = "é".repeat(20 * 1024);
+    let headers = vec![(TENANT.to_owned(), long.clone())];
+    let options = SubmitOptions { model_revision: Some(long.clone()), headers, ..SubmitOptions::default() };
+    let table = with_headers(options).await.unwrap();
+    for name in [TENANT, MODEL_REVISION] {
+        assert_eq!(fields::as_text(&table.inner()[name]).as_deref(), Some(long.as_str()), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn headers_are_refused_that_no_worker_takes() {
+    let with = |bytes: usize| SubmitOptions {
+        headers: vec![("x".to_owned(), "x".repeat(bytes))],
+        ..SubmitOptions::default()
+    };
+    let others = fields::table_bytes(&with_headers(with(0)).await.unwrap());
+    assert!(with_headers(with(HEADER_BYTES_MAX - others)).await.is_ok());
+    let error = with_headers(with(HEADER_BYTES_MAX - others + 1)).await.unwrap_err();
+    assert_eq!(error.to_string(), "option `headers`: they take 122881 bytes, at most 122880 are allowed");
+}
+
+/// The verdicts are those of workers, and of the packages for Python and Node.js (`given_ids` in their scenarios).
+#[tokio::test]
+async fn ids_are_refused_that_no_worker_takes() {
+    let with = |id: &str| SubmitOptions { id: Some(id.to_owned()), ..SubmitOptions::default() };
+    for right in ["a", &("é".repeat(127) + "x"), "漢字, \0\n😀", "0190c7a8-0000-7000-8000-000000000000"]
+    {
+        assert!(with_headers(with(right)).await.is_ok(), "{right}");
+    }
+    for wrong in ["", &"x".repeat(256), &"é".repeat(128), "a\u{fffd}"] {
+        let error = with_headers(with(wrong)).await.unwrap_err();
+        assert!(matches!(error, PublishError::Option { name: "id", .. }), "{wrong}: {error}");
+    }
+}

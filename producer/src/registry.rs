@@ -16,6 +16,7 @@ use crate::answer::{Answer, Progress};
 use crate::assembly::{Added, Assembly};
 use crate::error::{JobError, JobFailed};
 use crate::held::HeldReplies;
+use crate::token_sum::TokenSum;
 
 /// Invariant: a job is in here, with its permit, from before it is published until it is answered, has failed, or its caller
 /// drops it. So there are never more entries than permits, and no permit outlives its job.
@@ -58,8 +59,7 @@ enum AtBroker {
 #[derive(Debug)]
 struct Awaited {
     assembly: Assembly,
-    /// The tokens of the parts so far; `None` once a part did not report them.
-    tokens: Option<u64>,
+    tokens: TokenSum,
     /// The revisions in the parts so far, each once.
     revisions: Vec<String>,
     progress: watch::Sender<Progress>,
@@ -118,14 +118,14 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if let Entry::Occupied(entry) = self.registry.jobs().entry(std::mem::take(&mut self.id)) {
+        if let Entry::Occupied(entry) = self.registry.jobs().entry(self.id.clone()) {
             // After its answer a job's id is free, and may be that of a younger job by now.
             if entry.get().registration == self.number {
                 entry.remove().withdraw(&self.registry.withdrawals);
             }
         }
         // Only after the removal, from when on no reply is held for the job.
-        self.registry.held.release(self.number);
+        self.registry.held.release(&self.id, self.number);
     }
 }
 
@@ -151,7 +151,7 @@ impl Registry {
                 is_withdrawn: false,
                 awaited: awaits.then(|| Awaited {
                     assembly: Assembly::new(items),
-                    tokens: Some(0),
+                    tokens: TokenSum::default(),
                     revisions: Vec::new(),
                     progress,
                     result,
@@ -212,6 +212,7 @@ impl Registry {
             self.count_stray();
             return acker;
         };
+        let holds = acker.is_some();
         // A progress report is worthless to a client that adopts the queue later.
         let unheld = match acker {
             Some(acker) if !matches!(reply, Reply::Progress(_)) => {
@@ -225,7 +226,7 @@ impl Registry {
                 match awaited.assembly.add(&headers, outputs) {
                     Ok(added) => {
                         self.duplicate_items.fetch_add(added.duplicates as u64, Ordering::Relaxed);
-                        awaited.note_part(added, tokens, revision);
+                        awaited.note_part(&headers, added, tokens, revision);
                         added.complete.then_some(End::Complete(headers))
                     }
                     Err(problem) => Some(End::Invalid(problem)),
@@ -247,6 +248,9 @@ impl Registry {
             && let Some(awaited) = entry.remove().awaited
         {
             self.withdrawals.ended(id);
+            if holds {
+                self.held.answered(id, registration);
+            }
             awaited.finish(end);
         }
         unheld
@@ -321,12 +325,20 @@ enum End {
 
 impl Awaited {
     /// Notes what a part says besides its outputs, which are added already.
-    fn note_part(&mut self, added: Added, tokens: Option<u64>, revision: Option<String>) {
-        // Repeated parts were counted the first time.
-        if added.duplicates == 0 {
-            self.tokens = self.tokens.zip(tokens).map(|(sum, more)| sum.saturating_add(more));
+    fn note_part(
+        &mut self,
+        headers: &ReplyHeaders,
+        added: Added,
+        tokens: Option<u64>,
+        revision: Option<String>,
+    ) {
+        if let Some(tokens) = tokens {
+            // The assembly has checked that the job has these items.
+            self.tokens.add(headers.offset, headers.offset + headers.items, tokens);
         }
-        if let Some(revision) = revision.filter(|revision| !self.revisions.contains(revision)) {
+        // Of an item that comes twice the first answer counts.
+        let is_new = added.duplicates < headers.items as usize;
+        if let Some(revision) = revision.filter(|revision| is_new && !self.revisions.contains(revision)) {
             self.revisions.push(revision);
         }
         let assembly = &self.assembly;
@@ -336,13 +348,13 @@ impl Awaited {
         });
     }
 
-    fn finish(self, end: End) {
+    fn finish(mut self, end: End) {
         let outputs = self.assembly.into_outputs();
         let result = match end {
             // Complete: no entry is `None`.
             End::Complete(headers) => Ok(Answer {
                 outputs: outputs.into_iter().flatten().collect(),
-                tokens: self.tokens,
+                tokens: self.tokens.of_first(headers.items_total),
                 model_revisions: self.revisions,
                 worker: headers.worker,
                 queued_ms: headers.queued_ms,

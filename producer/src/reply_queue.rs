@@ -107,7 +107,11 @@ pub(crate) async fn hand_over_held(
                 let Some(delivery) = delivery else { return Ok(()) };
                 let Delivery { properties, data, acker, .. } = delivery?;
                 let is_report = kind(&properties) == Some(ReplyKind::Progress);
-                match give(&registry, &properties, data, Some(acker)).await {
+                let mut unheld = give(&registry, &properties, data, Some(acker)).await;
+                if !is_report {
+                    unheld = unheld.and_then(|acker| hold_again(&registry, &properties, acker));
+                }
+                match unheld {
                     Some(acker) if adopted && !is_report => {
                         let job = stray(&properties);
                         registry.held.hold_stray(job, acker, Instant::now());
@@ -163,6 +167,13 @@ async fn give(
 fn known<'a>(registry: &Registry, properties: &'a BasicProperties) -> Option<&'a ShortString> {
     let mut named = [properties.correlation_id(), properties.message_id()].into_iter().flatten();
     named.find(|id| registry.contains(id.as_str()))
+}
+
+/// Holds a reply to a job that is answered and not released: it comes again after a lost session. Returns the acker if it is none.
+fn hold_again(registry: &Registry, properties: &BasicProperties, acker: Acker) -> Option<Acker> {
+    let mut named = [properties.correlation_id(), properties.message_id()].into_iter().flatten();
+    let now = Instant::now();
+    named.try_fold(acker, |acker, id| registry.held.hold_again(id.as_str(), acker, now))
 }
 
 /// The id of the unknown job that a reply belongs to. This library sets a job's id as its correlation id, too.

@@ -120,6 +120,32 @@ async fn held_replies_come_again_after_a_lost_connection() {
     worker.worker.abort();
 }
 
+/// Its caller has the answer, and has not stored it yet.
+#[tokio::test]
+async fn replies_of_an_answered_job_stay_held_after_a_lost_connection() {
+    let broker = Broker::new();
+    let worker = Hesitant::new(&broker).await;
+    let (client, queue) = holding(&broker).await;
+    let (answer, receipt) =
+        in_time(submit(&client, "answered", &["answered"]).await.answer_with_receipt()).await;
+    assert_eq!(answer.unwrap().outputs, [embed("answered")]);
+    broker.cut("holds").await;
+    until("its reply came again", || (client.stats().stray_replies >= 1).then_some(())).await;
+    // Behind the reply: it is settled by now.
+    let next = submit(&client, "next", &["next"]).await;
+    assert_eq!(in_time(next.outputs()).await.unwrap(), [embed("next")]);
+    in_time(client.close()).await;
+    drop(receipt);
+
+    let mut options = Options::new(broker.url());
+    options.adopt = Some(queue);
+    let heir = Client::connect(options).await.unwrap();
+    let answered = in_time(heir.await_published("answered", 1, Duration::from_secs(30))).await.unwrap();
+    assert_eq!(in_time(answered.outputs()).await.unwrap(), [embed("answered")]);
+    in_time(heir.close()).await;
+    worker.worker.abort();
+}
+
 #[tokio::test]
 async fn a_reply_queue_that_does_not_exist_is_not_adopted() {
     let broker = Broker::new();

@@ -9,7 +9,8 @@ use lapin::types::FieldTable;
 use vramq_producer::{
     Client, Encoding, ItemProgress, JobError, JobFailed, Options, Output, Progress, Reason, SubmitOptions,
 };
-use vramq_schemas::{ReplyHeaders, ReplyKind, codec};
+use vramq_schemas::headers::TOKENS;
+use vramq_schemas::{ReplyHeaders, ReplyKind, codec, fields};
 
 const TEXTS: [&str; 5] = ["a", "bb", "ccc", "dddd", "eeeee"];
 
@@ -63,6 +64,30 @@ async fn parts_in_any_order_with_duplicates_and_overlaps() {
         assert_eq!(result.unwrap(), expected());
         assert_eq!((stats.duplicate_items, stats.stray_replies), (3, 1));
     }
+}
+
+/// The first worker was lost after its second part, and another one had gone on behind the first.
+#[tokio::test]
+async fn tokens_of_overlapping_parts_are_counted_once() {
+    let broker = Broker::new();
+    let worker = worker::work(&broker, "m", |received| {
+        let part = |items: std::ops::Range<usize>| {
+            let tokens = items.clone().map(|item| item as u64 + 1).sum();
+            let mut answer = received.part(items);
+            let mut headers = answer.properties.headers().clone().unwrap();
+            headers.insert(TOKENS.into(), fields::long(tokens));
+            answer.properties = answer.properties.with_headers(headers);
+            answer
+        };
+        vec![part(0..2), part(2..4), part(2..3), part(3..5)]
+    })
+    .await;
+    let client = Client::connect(broker.url()).await.unwrap();
+    let pending = in_time(client.submit(job("m", &TEXTS), SubmitOptions::default())).await.unwrap();
+    let answer = in_time(pending.answer()).await.unwrap();
+    assert_eq!((answer.outputs, answer.tokens), (expected(), Some(15)));
+    client.close().await;
+    worker.abort();
 }
 
 #[tokio::test]
@@ -178,6 +203,23 @@ async fn closing_ends_what_is_awaited() {
     assert!(matches!(closed, Err(JobError::Closed)), "{closed:?}");
     client.close().await;
     assert_eq!(broker.queues("vramq.replies.client."), Vec::<String>::new());
+    worker.abort();
+}
+
+/// The client's task ends with its runtime, and nobody has closed the client.
+#[test]
+fn a_runtime_that_ends_ends_what_is_awaited() {
+    let runtime = || tokio::runtime::Runtime::new().unwrap();
+    let (of_client, other) = (runtime(), runtime());
+    let broker = Broker::new();
+    let worker = other.block_on(worker::work(&broker, "m", |_| Vec::new()));
+    let pending = of_client.block_on(async {
+        let client = Client::connect(broker.url()).await.unwrap();
+        in_time(client.submit(job("m", &TEXTS), SubmitOptions::default())).await.unwrap()
+    });
+    of_client.shutdown_background();
+    let ended = other.block_on(in_time(pending.outputs()));
+    assert!(matches!(ended, Err(JobError::Closed)), "{ended:?}");
     worker.abort();
 }
 
