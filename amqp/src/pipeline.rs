@@ -116,12 +116,10 @@ impl<T> PublishPipeline<T> {
         unconfirmed.map(|message| &message.token)
     }
 
-    /// Forgets the messages in flight if the channel is lost: their outcomes will not be known.
-    pub fn forget_lost(&mut self) {
-        if self.lost.is_some() {
-            self.in_flight.clear();
-            (self.unconfirmed, self.bytes) = (0, 0);
-        }
+    /// Forgets the messages in flight, and returns their tokens: their outcomes will not be known.
+    pub fn forget(&mut self) -> Vec<T> {
+        (self.unconfirmed, self.bytes) = (0, 0);
+        self.in_flight.drain().map(|(_, message)| message.token).collect()
     }
 
     /// Takes a message, to be sent by the next call of [`next`](Self::next). To be called only while

@@ -213,6 +213,6 @@ async fn a_lost_channel_reports_what_is_unconfirmed() {
     let Settled { outcomes, lost } = next(&mut publisher).await;
     assert!(outcomes.is_empty() && lost.is_some_and(|error| error.is_amqp_soft_error()));
     assert!(!publisher.is_empty());
-    publisher.forget_lost();
+    publisher.forget();
     assert!(publisher.is_empty() && publisher.in_flight() == 0);
 }

@@ -58,21 +58,23 @@ impl AuditLog {
         self.write(json!({"phase": "begin", "queue": queue, "count": letters.len(), "letters": letters, "detail": detail}))
     }
 
-    /// Logs what was done: which dead letters left the queue, which are kept in it and why, and how many were gone before.
+    /// Logs what was done: which dead letters left the queue, of which that is unknown, which are kept in it and why, and how many were gone
+    /// before.
     pub(crate) fn log_end(
         &mut self,
         queue: &str,
         done: &[Fingerprint],
+        unknown: &[Fingerprint],
         kept: &[(Fingerprint, String)],
         gone: usize,
         error: Option<&Error>,
     ) -> Result<(), Error> {
-        let done: Vec<_> = done.iter().map(ToString::to_string).collect();
+        let texts = |of: &[Fingerprint]| of.iter().map(ToString::to_string).collect::<Vec<_>>();
         let kept: Vec<_> =
             kept.iter().map(|(of, why)| json!({"fingerprint": of.to_string(), "why": why})).collect();
         self.write(json!({
-            "phase": "end", "queue": queue, "count": done.len(), "done": done, "kept": kept, "gone": gone,
-            "error": error.map(ToString::to_string),
+            "phase": "end", "queue": queue, "count": done.len(), "done": texts(done), "unknown": texts(unknown), "kept": kept,
+            "gone": gone, "error": error.map(ToString::to_string),
         }))
     }
 

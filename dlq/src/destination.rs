@@ -119,10 +119,17 @@ impl<'a> Destination<'a> {
         matches!(self, Self::Queues { .. })
     }
 
-    /// Forgets letters that were on their way to a broker that has closed the channel.
-    pub(crate) fn forget_lost(&mut self) {
-        if let Self::Queues { publisher, .. } = self {
-            publisher.forget_lost();
+    /// Forgets the letters that were published and have no answer of the broker; which these are. Their acknowledgements belong to one reading
+    /// of the queue, so none may be settled in the next one.
+    pub(crate) fn forget(&mut self) -> Vec<Fingerprint> {
+        match self {
+            Self::Queues { publisher, .. } => {
+                publisher.forget().into_iter().map(|pending| pending.fingerprint).collect()
+            }
+            Self::File { pending, .. } => {
+                pending.clear();
+                Vec::new()
+            }
         }
     }
 

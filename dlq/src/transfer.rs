@@ -34,8 +34,10 @@ const CHECKS_MAX: u32 = 10;
 /// The result of a transfer from one queue.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Stored at the destination, and removed from the queue.
+    /// Stored at the destination, and acknowledged in the queue. If the broker was lost, it may not have taken the last acknowledgements.
     pub done: Vec<Fingerprint>,
+    /// Published, but the broker did not answer: they may be stored at the destination, and are still in the queue.
+    pub unknown: Vec<Fingerprint>,
     /// Still in the queue, with the reason.
     pub kept: Vec<(Fingerprint, String)>,
     /// Selected, but no longer in the queue.
@@ -102,8 +104,8 @@ impl Transfers<'_> {
             outcome: &mut outcome,
         };
         let ended = transfer.run(plan).await;
-        let Outcome { done, kept, gone, .. } = &outcome;
-        self.audit_log.log_end(&lock.queue, done, kept, *gone, ended.as_ref().err())?;
+        let Outcome { done, unknown, kept, gone, .. } = &outcome;
+        self.audit_log.log_end(&lock.queue, done, unknown, kept, *gone, ended.as_ref().err())?;
         lock.close().await;
         Ok(Ended { outcome, error: ended.err() })
     }
@@ -137,7 +139,6 @@ impl Transfer<'_> {
                     // Letters that were transferred until then still have to leave the queue reliably.
                     ended = Err(error);
                     claims.give_up();
-                    self.destination.forget_lost();
                     continue;
                 }
             };
@@ -174,6 +175,7 @@ impl Transfer<'_> {
             stop = self.stops.next() => Err(Error::Stopped(stop)),
         };
         let end = in_flight.end;
+        self.outcome.unknown.extend(self.destination.forget());
         let back = reader.give_back().await;
         read.and(rest).and(back)?;
         Ok(end)
@@ -218,10 +220,10 @@ impl Transfer<'_> {
             }
             Claim::Take(Kind::AnsweredBy(results)) if self.destination.delivers_results() => {
                 let job = AnsweredJob { letter: pending, results };
-                in_flight.done_if_delivered(job, self.outcome, self.on_moved)?;
+                in_flight.done_if_delivered(job, self.outcome, self.on_moved);
             }
             Claim::Take(Kind::Results) if self.outcome.back.remove(&fingerprint) => {
-                in_flight.delivered(pending, self.outcome, self.on_moved)?;
+                in_flight.delivered(pending, self.outcome, self.on_moved);
             }
             Claim::Take(kind) => {
                 if let Err(reason) = self.destination.take(unacked, &kind)? {
@@ -229,6 +231,6 @@ impl Transfer<'_> {
                 }
             }
         }
-        Ok(())
+        in_flight.acknowledged()
     }
 }

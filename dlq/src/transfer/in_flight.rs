@@ -25,6 +25,8 @@ pub(super) struct InFlight<'a> {
     pub(super) acks: Acks,
     pub(super) reading: Reading<'a>,
     pub(super) end: LeaseEnd,
+    /// Why an acknowledgement could not be sent. What the broker confirms is counted all the same.
+    fault: Option<Error>,
     /// Jobs that wait until their results are delivered, by the first undelivered letter.
     waiting: HashMap<Fingerprint, Vec<AnsweredJob>>,
     /// Delivered results, which are removed only after their job.
@@ -40,7 +42,8 @@ pub(super) struct AnsweredJob {
 impl<'a> InFlight<'a> {
     /// A reading that has read nothing yet.
     pub(super) fn new(acks: Acks, reading: Reading<'a>) -> Self {
-        Self { acks, reading, end: LeaseEnd::default(), waiting: HashMap::new(), held: HashMap::new() }
+        let end = LeaseEnd::default();
+        Self { acks, reading, end, fault: None, waiting: HashMap::new(), held: HashMap::new() }
     }
 
     pub(super) fn settle(
@@ -54,11 +57,11 @@ impl<'a> InFlight<'a> {
         for (pending, published) in settled.outcomes {
             let reason = match published {
                 PublishOutcome::Confirmed if pending.results => {
-                    self.delivered(pending, outcome, on_moved)?;
+                    self.delivered(pending, outcome, on_moved);
                     continue;
                 }
                 PublishOutcome::Confirmed => {
-                    self.done(pending, outcome, on_moved)?;
+                    self.done(pending, outcome, on_moved);
                     continue;
                 }
                 PublishOutcome::Returned if pending.results => "its reply queue does not exist",
@@ -75,7 +78,14 @@ impl<'a> InFlight<'a> {
             };
             outcome.kept.push((pending.fingerprint, reason.to_owned()));
         }
-        settled.lost.map_or(result, |error| Err(error.into()))
+        let result = settled.lost.map_or(result, |error| Err(error.into()));
+        self.acknowledged().and(result)
+    }
+
+    /// # Errors
+    /// An acknowledgement could not be sent since the last call.
+    pub(super) fn acknowledged(&mut self) -> Result<(), Error> {
+        self.fault.take().map_or(Ok(()), Err)
     }
 
     /// Waits for the outcomes that are outstanding.
@@ -99,38 +109,28 @@ impl<'a> InFlight<'a> {
         result
     }
 
-    fn done(
-        &mut self,
-        pending: PendingLetter,
-        outcome: &mut Outcome,
-        on_moved: OnMoved<'_>,
-    ) -> Result<(), Error> {
-        self.acks.ack(pending.tag)?;
+    fn done(&mut self, pending: PendingLetter, outcome: &mut Outcome, on_moved: OnMoved<'_>) {
         self.reading.settle(pending.fingerprint);
         outcome.done.push(pending.fingerprint);
         on_moved(1);
-        Ok(())
+        if let Err(error) = self.acks.ack(pending.tag) {
+            self.fault.get_or_insert(error);
+        }
     }
 
     /// Results have reached their reply queue. Their job leaves the queue before them, so that it never runs again.
-    pub(super) fn delivered(
-        &mut self,
-        results: PendingLetter,
-        outcome: &mut Outcome,
-        on_moved: OnMoved<'_>,
-    ) -> Result<(), Error> {
+    pub(super) fn delivered(&mut self, results: PendingLetter, outcome: &mut Outcome, on_moved: OnMoved<'_>) {
         let fingerprint = results.fingerprint;
         outcome.delivered.insert(fingerprint);
         if !outcome.needed.contains(&fingerprint) {
             return self.done(results, outcome, on_moved);
         }
         if let Some(twin) = self.held.insert(fingerprint, results) {
-            self.done(twin, outcome, on_moved)?;
+            self.done(twin, outcome, on_moved);
         }
         for job in self.waiting.remove(&fingerprint).unwrap_or_default() {
-            self.done_if_delivered(job, outcome, on_moved)?;
+            self.done_if_delivered(job, outcome, on_moved);
         }
-        Ok(())
     }
 
     /// Removes a job whose results are all delivered, and then these. Other jobs wait.
@@ -139,20 +139,18 @@ impl<'a> InFlight<'a> {
         job: AnsweredJob,
         outcome: &mut Outcome,
         on_moved: OnMoved<'_>,
-    ) -> Result<(), Error> {
+    ) {
         let missing = job.results.iter().find(|results| !outcome.delivered.contains(*results)).copied();
         if let Some(missing) = missing {
-            self.waiting.entry(missing).or_default().push(job);
-            return Ok(());
+            return self.waiting.entry(missing).or_default().push(job);
         }
-        self.done(job.letter, outcome, on_moved)?;
+        self.done(job.letter, outcome, on_moved);
         for fingerprint in job.results {
             outcome.needed.remove(&fingerprint);
             if let Some(results) = self.held.remove(&fingerprint) {
-                self.done(results, outcome, on_moved)?;
+                self.done(results, outcome, on_moved);
             }
         }
-        Ok(())
     }
 
     /// Keeps jobs whose results could not be delivered, together with their delivered results. Claims jobs again whose results were not
