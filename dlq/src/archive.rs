@@ -12,8 +12,12 @@ use crate::error::Error;
 use crate::record::{self, InvalidRecord};
 use crate::text::safe;
 
-/// The longest line that is read: the largest body in base64 (RabbitMQ can be configured to accept 512 MiB), and headers.
-const LINE_BYTES_MAX: u64 = 1024 * 1024 * 1024;
+/// The longest line that is read, and so held in memory: the largest body in base64 (RabbitMQ can be configured to accept 512 MiB), and
+/// headers.
+const LINE_BYTES_MAX: u64 = 700 * 1024 * 1024;
+
+/// Of a longer line so much is read before anything else: what begins no dead letter is not read to its end.
+const START_BYTES: u64 = 64 * 1024;
 
 /// A name for a new archive: the time, and a suffix for archives that begin in the same second.
 pub fn file_name(suffix: &str) -> String {
@@ -71,6 +75,8 @@ pub struct Lines {
     name: String,
     input: BufReader<Box<dyn Read>>,
     line: u64,
+    /// [`LINE_BYTES_MAX`]; less in tests.
+    line_bytes_max: u64,
 }
 
 impl std::fmt::Debug for Lines {
@@ -98,20 +104,21 @@ impl Lines {
         } else {
             Box::new(File::open(path).map_err(|error| Error::Usage(format!("read {name}: {error}")))?)
         };
-        Ok(Self { name, input: BufReader::with_capacity(256 * 1024, input), line: 0 })
+        let input = BufReader::with_capacity(256 * 1024, input);
+        Ok(Self { name, input, line: 0, line_bytes_max: LINE_BYTES_MAX })
     }
 
+    /// Blocks while a pipe has nothing to read.
+    ///
     /// # Errors
     /// A line that is not a dead letter, with its number.
     pub fn next_line(&mut self) -> Result<Line, Error> {
         loop {
-            let mut bytes = Vec::new();
-            let read = self.input.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes);
-            read.map_err(|error| Error::Usage(format!("read {}: {error}", self.name)))?;
+            self.line += 1;
+            let bytes = self.bytes()?;
             if bytes.is_empty() {
                 return Ok(Line::End);
             }
-            self.line += 1;
             let is_whole = bytes.ends_with(b"\n");
             if bytes.trim_ascii().is_empty() {
                 continue;
@@ -122,11 +129,39 @@ impl Lines {
             return match letter {
                 Ok(letter) => Ok(Line::DeadLetter(Box::new(letter))),
                 Err(_) if !is_whole => Ok(Line::Torn),
-                Err(problem) => {
-                    Err(Error::Usage(format!("{}, line {}: {}", self.name, self.line, safe(&problem))))
-                }
+                Err(problem) => Err(self.fault(&problem)),
             };
         }
+    }
+
+    /// The bytes of the next line; none at the end.
+    fn bytes(&mut self) -> Result<Vec<u8>, Error> {
+        let mut bytes = Vec::new();
+        self.read_up_to(START_BYTES.min(self.line_bytes_max + 1), &mut bytes)?;
+        let start = bytes.trim_ascii_start();
+        if bytes.len() as u64 == START_BYTES && !bytes.ends_with(b"\n") && !start.starts_with(b"{") {
+            return Err(self.fault("it begins no dead letter, which is a JSON object"));
+        }
+        self.read_up_to(self.line_bytes_max + 1, &mut bytes)?;
+        if bytes.len() as u64 > self.line_bytes_max {
+            let max = self.line_bytes_max;
+            return Err(self.fault(&format!("it has more than {max} bytes; no dead letter takes as many")));
+        }
+        Ok(bytes)
+    }
+
+    /// Reads on until the line has so many bytes, or has ended.
+    fn read_up_to(&mut self, most: u64, bytes: &mut Vec<u8>) -> Result<(), Error> {
+        if bytes.ends_with(b"\n") {
+            return Ok(());
+        }
+        let more = most.saturating_sub(bytes.len() as u64);
+        let read = self.input.by_ref().take(more).read_until(b'\n', bytes);
+        read.map(drop).map_err(|error| Error::Usage(format!("read {}: {error}", self.name)))
+    }
+
+    fn fault(&self, problem: &str) -> Error {
+        Error::Usage(format!("{}, line {}: {}", self.name, self.line, safe(problem)))
     }
 }
 
@@ -165,6 +200,38 @@ mod tests {
         // Only the line end is missing: it is complete.
         std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
         assert_eq!(read(&path).unwrap(), (letters.to_vec(), false));
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused() {
+        let refused = |input: Box<dyn Read>, line_bytes_max| {
+            let input = BufReader::new(input);
+            let mut lines = Lines { name: "pipe".to_owned(), input, line: 0, line_bytes_max };
+            loop {
+                match lines.next_line() {
+                    Ok(Line::End) => return (None, lines),
+                    Ok(_) => {}
+                    Err(error) => return (Some(error.to_string()), lines),
+                }
+            }
+        };
+        // An object that does not end, up to the limit; and a letter that has as many bytes as the limit.
+        let endless = || Box::new(b"{".chain(std::io::repeat(b'"')));
+        let (error, _) = refused(endless(), 100_000);
+        assert_eq!(
+            error.unwrap(),
+            "pipe, line 1: it has more than 100000 bytes; no dead letter takes as many"
+        );
+        let letter = record::write(&written("a", Reason::Malformed, |_| {})).unwrap() + "\n";
+        let bytes = letter.len() as u64;
+        let two = || Box::new(std::io::Cursor::new(letter.repeat(2)));
+        assert_eq!(refused(two(), bytes).0, None);
+        assert!(refused(two(), bytes - 1).0.unwrap().contains("line 1: it has more than"));
+        // What begins no letter is refused at once: the limit is not reached.
+        let (error, mut lines) = refused(Box::new(std::io::repeat(0).take(LINE_BYTES_MAX)), LINE_BYTES_MAX);
+        assert_eq!(error.unwrap(), "pipe, line 1: it begins no dead letter, which is a JSON object");
+        let left = std::io::copy(&mut lines.input, &mut std::io::sink()).unwrap();
+        assert_eq!(left, LINE_BYTES_MAX - START_BYTES);
     }
 
     #[test]

@@ -1,10 +1,15 @@
 //! `vramq dlq import` and `restore`: publishes dead letters from files to their queues, except those that are there already.
 
 use std::collections::HashMap;
+use std::future::pending;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use futures_util::future::select_all;
 use serde_json::json;
-use vramq_amqp::{PublishOutcome, PublishPipeline};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use vramq_amqp::{PublishOutcome, PublishPipeline, Settled};
 use vramq_dlq::archive::{Line, Lines};
 use vramq_dlq::dead_letter::{DeadLetter, Fingerprint};
 use vramq_dlq::destination::publisher;
@@ -19,6 +24,9 @@ use crate::exit;
 use crate::output::progress::Progress;
 use crate::output::text::{counted, safe};
 use crate::signals;
+
+/// The longest wait for the confirms that are outstanding when the import ends early.
+const CONFIRMS_MAX: Duration = Duration::from_secs(60);
 
 /// Publish the dead letters of files to their queues again.
 ///
@@ -66,10 +74,20 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let progress = Progress::new("dead letters", None, common.quiet);
     let mut counts = Counts::default();
     let mut import = Import { common, progress: &progress, counts: &mut counts, queues: HashMap::new() };
-    let ended = tokio::select! {
-        ended = import.files(args) => ended,
+    let lines = read(args.files.clone());
+    let mut ended = tokio::select! {
+        ended = import.publish(lines, args.duplicates) => ended,
         stop = stops.next() => Err(Error::Stopped(stop)),
     };
+    // Also after an error: what the broker has is counted. A further signal ends the wait.
+    let within = if ended.is_ok() { Duration::MAX } else { CONFIRMS_MAX };
+    let settled = tokio::select! {
+        settled = timeout(within, import.settle_all()) => settled.unwrap_or_else(|_| Err(Error::Unreachable(
+            "the broker did not confirm all that was published: import again, and what is there is left out".to_owned(),
+        ))),
+        stop = stops.next() => Err(Error::Stopped(stop)),
+    };
+    ended = ended.and(settled);
     for (_, queue) in import.queues {
         queue.lock.close().await;
     }
@@ -95,6 +113,36 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     Ok(if cannot_publish == 0 { exit::DONE } else { exit::FAILED })
 }
 
+/// Reads on a thread of its own, because a read from a pipe or a terminal may never return, and a signal must end the command all the
+/// same. Reads one line ahead: a line may be large.
+fn read(files: Vec<PathBuf>) -> mpsc::Receiver<Result<Line, Error>> {
+    let (sender, lines) = mpsc::channel(1);
+    std::thread::spawn(move || {
+        for file in files {
+            // Here, because opening a named pipe waits for its writer.
+            let mut of_file = match Lines::open(&file) {
+                Ok(lines) => lines,
+                Err(error) => {
+                    let _ = sender.blocking_send(Err(error));
+                    return;
+                }
+            };
+            loop {
+                let line = of_file.next_line();
+                let (is_end, is_error) = (matches!(line, Ok(Line::End)), line.is_err());
+                // An `Err`: the command is ending.
+                if sender.blocking_send(line).is_err() || is_error {
+                    return;
+                }
+                if is_end {
+                    break;
+                }
+            }
+        }
+    });
+    lines
+}
+
 struct Import<'a> {
     common: &'a Common,
     progress: &'a Progress,
@@ -114,24 +162,60 @@ struct DeadQueue {
 }
 
 impl Import<'_> {
-    async fn files(&mut self, args: &Args) -> Result<(), Error> {
-        for file in &args.files {
-            let mut lines = Lines::open(file)?;
-            self.queues.values_mut().for_each(|queue| queue.in_file.clear());
-            loop {
-                match lines.next_line()? {
-                    Line::DeadLetter(letter) => self.letter(*letter, args.duplicates).await?,
-                    Line::Torn => self.counts.torn += 1,
-                    Line::End => break,
+    /// Publishes the dead letters of all files.
+    async fn publish(
+        &mut self,
+        mut lines: mpsc::Receiver<Result<Line, Error>>,
+        duplicates: bool,
+    ) -> Result<(), Error> {
+        loop {
+            // A publisher sends only while its outcomes are awaited, and the next line of a pipe may come late.
+            let line = tokio::select! {
+                line = lines.recv() => line,
+                settled = self.settle_some() => {
+                    settled?;
+                    continue;
                 }
+            };
+            match line {
+                Some(line) => match line? {
+                    Line::DeadLetter(letter) => self.letter(*letter, duplicates).await?,
+                    Line::Torn => self.counts.torn += 1,
+                    Line::End => self.queues.values_mut().for_each(|queue| queue.in_file.clear()),
+                },
+                None => return Ok(()),
             }
         }
+    }
+
+    /// Waits for the confirms of some of what was published; without end if nothing is in flight.
+    ///
+    /// Cancel safety: no confirm is lost.
+    async fn settle_some(&mut self) -> Result<(), Error> {
+        let in_flight = self.queues.values_mut().filter(|queue| !queue.publisher.is_empty());
+        let next = in_flight.map(|queue| {
+            Box::pin(async {
+                let settled = queue.publisher.next().await;
+                (queue, settled)
+            })
+        });
+        let next = next.collect::<Vec<_>>();
+        if next.is_empty() {
+            return pending().await;
+        }
+        let ((queue, settled), _, _) = select_all(next).await;
+        queue.count(settled, self.counts, self.progress)
+    }
+
+    /// Waits for the confirms of what was published.
+    async fn settle_all(&mut self) -> Result<(), Error> {
+        let mut result = Ok(());
         for queue in self.queues.values_mut() {
             while !queue.publisher.is_empty() {
-                queue.settle(self.counts, self.progress).await?;
+                result = result.and(queue.settle(self.counts, self.progress).await);
             }
         }
-        Ok(())
+        result
     }
 
     async fn letter(&mut self, letter: DeadLetter, duplicates: bool) -> Result<(), Error> {
@@ -185,21 +269,33 @@ impl DeadQueue {
     }
 
     async fn settle(&mut self, counts: &mut Counts, progress: &Progress) -> Result<(), Error> {
-        let queue = || safe(&self.lock.queue);
         let settled = self.publisher.next().await;
+        self.count(settled, counts, progress)
+    }
+
+    fn count(
+        &mut self,
+        settled: Settled<Fingerprint>,
+        counts: &mut Counts,
+        progress: &Progress,
+    ) -> Result<(), Error> {
+        let queue = || safe(&self.lock.queue);
+        let mut result = Ok(());
         for (fingerprint, outcome) in settled.outcomes {
             match outcome {
                 PublishOutcome::Confirmed => {
                     counts.published += 1;
                     progress.add(1);
                 }
-                PublishOutcome::Returned => return Err(Error::Refused(format!("{} was deleted", queue()))),
-                PublishOutcome::Refused => return Err(Error::Refused(format!("{} is full", queue()))),
+                PublishOutcome::Returned => result = Err(Error::Refused(format!("{} was deleted", queue()))),
+                PublishOutcome::Refused => result = Err(Error::Refused(format!("{} is full", queue()))),
                 PublishOutcome::TooLarge => {
                     counts.cannot_publish(progress, fingerprint, "its body is larger than RabbitMQ accepts");
                 }
             }
         }
-        settled.lost.map_or(Ok(()), |error| Err(error.into()))
+        let Some(error) = settled.lost else { return result };
+        self.publisher.forget();
+        Err(error.into())
     }
 }

@@ -4,16 +4,22 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, ensure};
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, ensure};
 use lapin::types::AMQPValue;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tokio::io::AsyncWriteExt as _;
+use tokio::time::timeout;
 use vramq_schemas::topology::{dead_queue, jobs_queue};
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::dead_letters::{Operator, add_dead_letters, ids, letter, letters, scale};
 use vramq_tests::on_queue_types;
 use vramq_tests::permissions::Permissions;
+use vramq_tests::proxy::{Cut, Proxy};
 use vramq_tests::test_env::{MODEL, TestEnv};
-use vramq_tests::wait::until;
+use vramq_tests::wait::{DEADLINE, until};
 
 on_queue_types!(
     a_retried_job_is_answered_and_one_that_fails_again_says_so,
@@ -23,6 +29,8 @@ on_queue_types!(
     a_retry_without_permission_ends_and_the_letters_stay,
     a_drop_that_cannot_write_says_where_the_letters_are,
     a_drop_and_a_restore_that_are_killed_lose_nothing,
+    a_retry_that_loses_the_broker_says_what_was_confirmed,
+    an_import_that_waits_for_a_pipe_ends_by_a_signal,
 );
 
 /// How often each id is in a queue; takes it out.
@@ -279,4 +287,89 @@ async fn a_drop_and_a_restore_that_are_killed_lose_nothing(env: &mut TestEnv) ->
         ensure!(after == before, "{} letters came back as {}", before.len(), after.len());
     }
     Ok(())
+}
+
+/// How many fingerprints the last line of the action log has under a key.
+fn logged(operator: &Operator, key: &str) -> Result<usize> {
+    let log = operator.log()?;
+    let end = log.last().filter(|line| line["phase"] == "end").context("no end in the action log")?;
+    Ok(end[key].as_array().with_context(|| format!("no {key} in {end}"))?.len())
+}
+
+/// Some jobs are confirmed, others are published without a confirm, and the rest is not published when the connections break.
+async fn a_retry_that_loses_the_broker_says_what_was_confirmed(env: &mut TestEnv) -> Result<()> {
+    let count = 10;
+    add_dead_letters(env, letters(count)?).await?;
+    let proxy = Proxy::to(&env.url).await?;
+    let operator = Operator::with_url(proxy.url())?;
+    let mut command = operator.command(&["retry", "--all", "--yes", "--rate", "2"])?;
+    let retry = command.stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true).spawn()?;
+    let jobs = async |least| {
+        let jobs = jobs_queue(MODEL);
+        until("jobs", async || Ok(Some(env.client.ready(&jobs).await?).filter(|ready| *ready >= least))).await
+    };
+    // The first is confirmed by now: the second was published half a second later.
+    jobs(2).await?;
+    proxy.hold_confirms();
+    jobs(5).await?;
+    proxy.cut(Cut::Reset);
+    let ended = timeout(DEADLINE, retry.wait_with_output()).await.context("it does not end")??;
+    let said = String::from_utf8_lossy(&ended.stderr);
+    ensure!(ended.status.code() == Some(3), "{:?}: {said}", ended.status);
+    let (done, unknown) = (logged(&operator, "done")?, logged(&operator, "unknown")?);
+    let ready = env.client.ready(&jobs_queue(MODEL)).await? as usize;
+    ensure!(done >= 1 && done <= ready && ready <= done + unknown, "{done}, {unknown}, {ready}: {said}");
+    ensure!(unknown >= 2 && done + unknown < count, "{done}, {unknown}: {said}");
+    for line in [
+        format!("{done} of {count} dead letters retried\n"),
+        format!(
+            "{unknown} published without an answer of the broker: they may be retried, and are still in the queue\n"
+        ),
+        "the others are still in the queue\n".to_owned(),
+        "look with `vramq dlq list`".to_owned(),
+    ] {
+        ensure!(said.contains(&line), "{line:?} is not in {said}");
+    }
+    until("the letters to be back", async || {
+        Ok((env.client.ready(&dead_queue(MODEL)).await? as usize >= count - done).then_some(()))
+    })
+    .await
+}
+
+/// SIGINT and SIGTERM end it with their codes. What was read is published, and a line that has begun is not.
+async fn an_import_that_waits_for_a_pipe_ends_by_a_signal(env: &mut TestEnv) -> Result<()> {
+    add_dead_letters(env, letters(2)?).await?;
+    let operator = Operator::at(env)?;
+    let exported = operator.run_for(0, &["export", "--all"]).await?;
+    drained(env, &dead_queue(MODEL)).await?;
+    let (first, second) = exported.split_once('\n').context("no two lines")?;
+    for (signal, code, there) in [(Signal::INT, 130, 1), (Signal::TERM, 143, 2)] {
+        let mut command = operator.command(&["import", "--duplicates", "-"])?;
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut import = command.spawn()?;
+        let mut stdin = import.stdin.take().context("a process without stdin")?;
+        stdin.write_all(format!("{first}\n{}", &second[..20]).as_bytes()).await?;
+        let dead = dead_queue(MODEL);
+        until("the letter", async || Ok((env.client.ready(&dead).await? >= there).then_some(()))).await?;
+        let pid = import.id().and_then(|id| Pid::from_raw(id.cast_signed())).context("no process")?;
+        kill_process(pid, signal)?;
+        let ended = timeout(DEADLINE, import.wait_with_output()).await.context("it does not end")??;
+        let said = String::from_utf8_lossy(&ended.stderr);
+        ensure!(ended.status.code() == Some(code), "{:?}: {said}", ended.status);
+        drop(stdin);
+        let log = operator.log()?;
+        let end = log.last().context("an empty log")?;
+        ensure!(end["phase"] == "end" && end["detail"]["published"] == 1, "{end}");
+        ensure!(env.client.ready(&dead).await? == there, "{:?}", operator.ids().await?);
+    }
+    // A line without end is refused, with its number, and not read to its end.
+    let mut command = operator.command(&["import", "-"])?;
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut import = command.spawn()?;
+    let mut stdin = import.stdin.take().context("a process without stdin")?;
+    let endless = tokio::spawn(async move { while stdin.write_all(&[b'x'; 4096]).await.is_ok() {} });
+    let ended = timeout(DEADLINE, import.wait_with_output()).await.context("it does not end")??;
+    let said = String::from_utf8_lossy(&ended.stderr);
+    ensure!(ended.status.code() == Some(2) && said.contains("line 1: it begins no dead letter"), "{said}");
+    Ok(endless.await?)
 }
