@@ -17,7 +17,7 @@ use crate::error::{ConnectError, JobError, PublishError};
 use crate::outgoing::Outgoing;
 use crate::registry::Registry;
 use crate::reply_queue::{hand_over, hand_over_held, settle};
-use crate::session::{CLOSE_TIMEOUT, Connector, Session};
+use crate::session::{CLOSE_TIMEOUT, Connector, NotOpened, Session};
 use crate::window::Window;
 use crate::withdrawing::Withdrawing;
 
@@ -41,8 +41,9 @@ pub(crate) struct Actor {
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) reconnects: AtomicU64,
-    /// Why the task has ended, if it has.
+    /// Why the task has ended, if it has; and the broker's refusal, if that is why.
     pub(crate) end: OnceLock<PublishError>,
+    pub(crate) refusal: OnceLock<ConnectError>,
 }
 
 enum Event {
@@ -95,8 +96,13 @@ impl Actor {
                 Ok(session) => session,
                 Err(None) => return self.fail(&PublishError::Closed, &JobError::Closed),
                 Err(Some(error)) => {
-                    tracing::error!(%error, "no connection to the broker for longer than reconnect_for: giving up, all unanswered jobs fail");
-                    let error = error.to_string();
+                    tracing::error!(%error, "no connection to the broker: giving up, all unanswered jobs fail");
+                    let text = error.to_string();
+                    if let ConnectError::Refused { .. } = error {
+                        // Set once only: the task ends with it.
+                        let _ = self.shared.refusal.set(error);
+                    }
+                    let error = text;
                     return self
                         .fail(&PublishError::Disconnected(error.clone()), &JobError::Disconnected(error));
                 }
@@ -190,7 +196,7 @@ impl Actor {
     }
 
     /// # Errors
-    /// `None` if the client was closed in the meantime, else the last attempt's error when the time is over.
+    /// `None` if the client was closed in the meantime, else the last attempt's error when the time is over, or trying again is of no use.
     async fn reconnect(&mut self) -> Result<Session, Option<ConnectError>> {
         let since = Instant::now();
         let mut last = LastError::default();
@@ -207,14 +213,19 @@ impl Actor {
             };
             match opened {
                 Ok(session) => return Ok(session),
-                Err(error) if self.reconnect_for.is_some_and(|max| since.elapsed() >= max) => {
-                    return Err(Some(error));
+                Err(not_opened)
+                    if self.connector.is_final(&not_opened)
+                        || self.reconnect_for.is_some_and(|max| since.elapsed() >= max) =>
+                {
+                    return Err(Some(not_opened.error));
                 }
                 // Log a refusal, and an outage only once.
-                Err(error) if last.is_new(&error.to_string()) => {
+                Err(NotOpened { error, .. }) if last.is_new(&error.to_string()) => {
                     tracing::warn!(%error, "cannot reconnect to the broker, trying again");
                 }
-                Err(error) => tracing::debug!(%error, "cannot reconnect to the broker, trying again"),
+                Err(NotOpened { error, .. }) => {
+                    tracing::debug!(%error, "cannot reconnect to the broker, trying again");
+                }
             }
         }
     }

@@ -71,7 +71,7 @@ impl Client {
         let (encoding, jobs_in_flight, timeout) = (options.encoding, options.jobs_in_flight, options.timeout);
         let user_id = options.user_id()?;
         let connector = Connector::new(options)?;
-        let session = connector.open().await?;
+        let session = connector.open().await.map_err(|not_opened| not_opened.error)?;
         let registry = Arc::new(Registry::default());
         let shared = Arc::new(Shared::default());
         let (outgoing, jobs) = mpsc::channel(CONFIRMS_IN_FLIGHT);
@@ -151,6 +151,11 @@ impl Client {
     /// The queue that replies come to, if there is one.
     pub fn reply_queue(&self) -> Option<&str> {
         self.0.reply_queue.as_ref().map(ShortString::as_str)
+    }
+
+    /// Why the client has given up, if the broker refused to let it reconnect. Its jobs have failed as `Disconnected`.
+    pub fn refusal(&self) -> Option<&ConnectError> {
+        self.0.shared.refusal.get()
     }
 
     pub fn stats(&self) -> Stats {

@@ -44,6 +44,10 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// How long to try to get a lost connection back before everything in flight fails. `None`: for ever.
     pub reconnect_for: Option<Duration>,
+    /// Whether everything in flight fails as soon as the broker refuses to let the client reconnect (403): the user is gone, or has another
+    /// password or fewer permissions. Otherwise that is tried again as well, because a password in a file may be replaced, or an operator
+    /// may correct it. [`Client::refusal`](crate::Client::refusal) has the broker's words.
+    pub give_up_when_refused: bool,
     /// How long the broker keeps the reply queue, and the replies in it, while this client is away.
     pub reply_queue_expires: Duration,
     /// Without a reply queue only [`Client::publish`](crate::Client::publish) works.
@@ -76,6 +80,7 @@ impl Options {
             timeout: Some(TIMEOUT),
             connect_timeout: Duration::from_secs(10),
             reconnect_for: None,
+            give_up_when_refused: false,
             reply_queue_expires: Duration::from_secs(600),
             replies: true,
             hold_replies: false,
@@ -142,6 +147,7 @@ impl fmt::Debug for Options {
             timeout,
             connect_timeout,
             reconnect_for,
+            give_up_when_refused,
             reply_queue_expires,
             replies,
             hold_replies,
@@ -158,6 +164,7 @@ impl fmt::Debug for Options {
             .field("timeout", timeout)
             .field("connect_timeout", connect_timeout)
             .field("reconnect_for", reconnect_for)
+            .field("give_up_when_refused", give_up_when_refused)
             .field("reply_queue_expires", reply_queue_expires)
             .field("replies", replies)
             .field("hold_replies", hold_replies)

@@ -24,6 +24,9 @@ use crate::reply_queue;
 const LIMITS: Limits =
     Limits { messages: CONFIRMS_IN_FLIGHT, bytes: BODY_BYTES_IN_FLIGHT, body_bytes: BODY_BYTES_MAX };
 
+/// AMQP's code for a user that does not exist or has another password, and for what a user may not do.
+const ACCESS_REFUSED: u16 = 403;
+
 /// How long closing may take before the connections are dropped.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -51,6 +54,14 @@ pub(crate) struct Session {
     pub(crate) replies: Option<Replies>,
     /// The reply queue of an earlier session did not exist any more, and was created again.
     pub(crate) lost_replies: bool,
+}
+
+/// Why a session was not opened.
+#[derive(Debug)]
+pub(crate) struct NotOpened {
+    pub(crate) error: ConnectError,
+    /// The broker refuses the user, or what the user may not do.
+    pub(crate) is_forbidden: bool,
 }
 
 pub(crate) struct Replies {
@@ -111,12 +122,23 @@ impl Connector {
     }
 
     /// Connects, in the order that leaves no gap: connection, channel, confirms; then queue, qos, consumer.
-    pub(crate) async fn open(&self) -> Result<Session, ConnectError> {
+    pub(crate) async fn open(&self) -> Result<Session, NotOpened> {
         let after = self.options.connect_timeout;
         match timeout(after, self.open_unbounded()).await {
-            Ok(opened) => opened.map_err(|error| self.explain(&error)),
-            Err(_) => Err(ConnectError::Timeout { broker: self.broker(), after }),
+            Ok(opened) => opened.map_err(|error| NotOpened {
+                is_forbidden: matches!(error.kind(), ErrorKind::ProtocolError(refusal) if refusal.get_id() == ACCESS_REFUSED),
+                error: self.explain(&error),
+            }),
+            Err(_) => Err(NotOpened {
+                is_forbidden: false,
+                error: ConnectError::Timeout { broker: self.broker(), after },
+            }),
         }
+    }
+
+    /// Whether trying again after this error makes sense.
+    pub(crate) fn is_final(&self, NotOpened { is_forbidden, .. }: &NotOpened) -> bool {
+        *is_forbidden && self.options.give_up_when_refused
     }
 
     async fn open_unbounded(&self) -> lapin::Result<Session> {

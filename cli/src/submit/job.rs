@@ -98,11 +98,11 @@ impl JobTemplate {
             if published.is_ok() {
                 progress.add(chunk.items.len());
             }
-            (Vec::new(), published.err().map(publish_failure))
+            (Vec::new(), published.err().map(|error| publish_failure(client, error)))
         } else {
             match client.submit(job, options).await {
-                Ok(pending) => follow(pending, chunk.first, progress).await,
-                Err(error) => (Vec::new(), Some(publish_failure(error))),
+                Ok(pending) => follow(client, pending, chunk.first, progress).await,
+                Err(error) => (Vec::new(), Some(publish_failure(client, error))),
             }
         };
         self.out.fetch_sub(1, Ordering::Relaxed);
@@ -112,6 +112,7 @@ impl JobTemplate {
 
 /// Awaits a job's result; every part moves the progress. `first` is the place of the job's first item in the input.
 async fn follow(
+    client: &Client,
     pending: Pending,
     first: usize,
     progress: &Progress,
@@ -139,7 +140,7 @@ async fn follow(
             (Vec::new(), Some(Failure::Job(error.to_string())))
         }
         Err(error @ (JobError::Disconnected(_) | JobError::Closed)) => {
-            (Vec::new(), Some(Failure::Fatal(exit::UNREACHABLE, error.to_string())))
+            (Vec::new(), Some(lost(client, error.to_string())))
         }
     };
     // The last part may have arrived with the end. After a timeout, items that were counted stay counted.
@@ -160,14 +161,20 @@ fn in_words(first: usize, report: &ItemProgress) -> String {
     }
 }
 
-fn publish_failure(error: PublishError) -> Failure {
+/// The connection is lost for good: the broker is away, or refuses to let the client reconnect.
+fn lost(client: &Client, problem: String) -> Failure {
+    let code = if client.refusal().is_some() { exit::REFUSED } else { exit::UNREACHABLE };
+    Failure::Fatal(code, problem)
+}
+
+fn publish_failure(client: &Client, error: PublishError) -> Failure {
     let problem = error.to_string();
     match error {
         PublishError::Unroutable { .. } | PublishError::QueueFull { .. } | PublishError::Refused { .. } => {
             Failure::Fatal(exit::REFUSED, problem)
         }
         PublishError::Disconnected(_) | PublishError::Closed | PublishError::NoReplyQueue => {
-            Failure::Fatal(exit::UNREACHABLE, problem)
+            lost(client, problem)
         }
         PublishError::Model(_)
         | PublishError::Option { .. }

@@ -44,7 +44,7 @@ Interrupted, it withdraws the jobs that have no answer: they start no further pa
 
 Exit codes:
   0 all answered · 1 some jobs failed, the others are written · 2 usage or input · 3 broker unreachable
-  4 refused by the broker (no queue for the model, queue full, no permission) · 130 interrupted")]
+  4 refused by the broker (no queue for the model, queue full, no permission, also when it reconnects) · 130 interrupted")]
 pub(crate) struct Args {
     /// The model's name.
     #[arg(long, short)]

@@ -1,8 +1,12 @@
 //! Errors of `vramq submit`: messages and exit codes; against a real broker.
 
 use crate::common::command::{Scratch, code, command, line, lines, stderr, submit, submit_stdin};
-use crate::common::{Broker, bounded, in_time, worker};
+use crate::common::{Broker, bounded, in_time, until, worker};
+use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
+
+/// For so long the command tries to reconnect to a broker that is away.
+const RECONNECT_FOR: Duration = Duration::from_secs(60);
 
 async fn echo(broker: &Broker) -> JoinHandle<()> {
     worker::work(broker, "m", |received| vec![received.done()]).await
@@ -157,4 +161,36 @@ async fn a_timeout_fails_its_job() {
         stderr(&answered)
     );
     worker.abort();
+}
+
+/// While it waits for results, its user gets another password, or is removed, and the connections break. The broker does not let it back, so
+/// there is nothing to wait for.
+#[tokio::test]
+async fn a_login_that_is_refused_later_is_4_at_once() {
+    for remove in [false, true] {
+        let broker = Broker::new();
+        let worker = worker::work(&broker, "m", |_| Vec::new()).await;
+        let user = format!("late-{}", uuid::Uuid::new_v4());
+        broker.add_user(&user, "before", ".*");
+        let mut command = command(&broker.url_as(&user, "before"), &["--model", "m", "x"]);
+        let submitting = command.kill_on_drop(true).spawn().unwrap();
+        until("the job is published", || (broker.connections("vramq submit").len() == 2).then_some(())).await;
+        let start = Instant::now();
+        if remove {
+            // Its connections end with it.
+            broker.remove_user(&user);
+        } else {
+            broker.add_user(&user, "after", ".*");
+            broker.cut("vramq submit").await;
+        }
+        let ended = in_time(submitting.wait_with_output()).await.unwrap();
+        code(&ended, 4);
+        let said = stderr(&ended);
+        assert!(said.contains("refuses: ACCESS_REFUSED") && said.contains("1 not"), "{said}");
+        assert!(start.elapsed() < RECONNECT_FOR, "{:?}", start.elapsed());
+        if !remove {
+            broker.remove_user(&user);
+        }
+        worker.abort();
+    }
 }
