@@ -155,15 +155,24 @@ def given_ids(url):
     class Name(str, enum.Enum):
         A = "of an enumeration"
 
+    class Number(int, enum.Enum):
+        A = 8
+
+    class Index:
+        """As the integers of NumPy, which are no int."""
+
+        def __index__(self):
+            return 9
+
     known = uuid.UUID("0190c7a8-0000-7000-8000-000000000000")
     rights = [
         ("a", "a"), ("é" * 127 + "x", "é" * 127 + "x"), ("漢字, \x00\n😀", "漢字, \x00\n😀"), (7, "7"), (-(1 << 80), str(-(1 << 80))),
-        (known, str(known)), (Name.A, "of an enumeration"),
+        (known, str(known)), (Name.A, "of an enumeration"), (Number.A, "8"), (Index(), "9"),
     ]
     wrongs = [
         (b"a", "a bytes"), (bytearray(b"a"), "a bytearray"), (memoryview(b"a"), "a memoryview"), (True, "a bool"), (1.5, "a float"),
         (object(), "an? object"), (["a"], "a list"), ("", "1 to 255 bytes"), ("x" * 256, "1 to 255 bytes"), ("é" * 128, "1 to 255 bytes"),
-        ("a\ufffd", "FFFD"), ("\ud800", "not Unicode"),
+        ("a\ufffd", "FFFD"), ("\ud800", "not Unicode"), (10**300, "1 to 255 bytes"), (10**5000, "1 to 255 bytes"),
     ]
     seen = []
 

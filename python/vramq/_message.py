@@ -33,12 +33,29 @@ def checked_id(job_id):
     if isinstance(job_id, str):
         # Without what a class of its own, such as an enumeration, makes of it.
         job_id = str.__str__(job_id)
-    elif isinstance(job_id, (int, uuid.UUID)) and not isinstance(job_id, bool):
+    elif isinstance(job_id, uuid.UUID):
         job_id = str(job_id)
     else:
+        job_id = _decimal(job_id)
+    return _echoed_text("the job id", job_id)
+
+
+def _decimal(job_id):
+    """The digits of an integer, also of one of NumPy. Raises InvalidJob."""
+    try:
+        # A truth value is an integer to Python, and no id.
+        number = None if isinstance(job_id, bool) else operator.index(job_id)
+    except TypeError:
+        number = None
+    if number is None:
         # The text of bytes is b'…', and that of many objects their address: no id that another program would find.
         raise InvalidJob(f"the job id is a {type(job_id).__name__}, and has to be a str, an int or a uuid.UUID")
-    return _echoed_text("the job id", job_id)
+    try:
+        # Without what a class of its own, such as an enumeration, makes of it.
+        return int.__repr__(number)
+    except ValueError as error:
+        # Python writes no number of thousands of digits.
+        raise InvalidJob(f"the job id must have 1 to {SHORT_BYTES_MAX} bytes: {error}") from error
 
 
 def job_message(body, content_type, job_id, reply_to, user, *, priority, expiration, batch_hint, traceparent, app_id, headers, digest=None):
