@@ -76,18 +76,33 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let mut import = Import { common, progress: &progress, counts: &mut counts, queues: HashMap::new() };
     let lines = read(args.files.clone());
     let mut ended = tokio::select! {
-        ended = import.publish(lines, args.duplicates) => ended,
+        ended = import.publish(lines, args.files.len(), args.duplicates) => ended,
         stop = stops.next() => Err(Error::Stopped(stop)),
     };
     // Also after an error: what the broker has is counted. A further signal ends the wait.
     let within = if ended.is_ok() { Duration::MAX } else { CONFIRMS_MAX };
+    if ended.is_err() && import.is_waiting() {
+        progress.say(&format!(
+            "waiting up to {} s for the broker to confirm what was sent; another signal ends this",
+            CONFIRMS_MAX.as_secs()
+        ));
+    }
     let settled = tokio::select! {
         settled = timeout(within, import.settle_all()) => settled.unwrap_or_else(|_| Err(Error::Unreachable(
             "the broker did not confirm all that was published: import again, and what is there is left out".to_owned(),
         ))),
         stop = stops.next() => Err(Error::Stopped(stop)),
     };
-    ended = ended.and(settled);
+    ended = match (ended, settled) {
+        (Err(first), Err(later)) => {
+            // The code is that of the first, unless a person ended the wait.
+            let (code, other) =
+                if matches!(later, Error::Stopped(_)) { (later, first) } else { (first, later) };
+            progress.say(&format!("error: {other}"));
+            Err(code)
+        }
+        (ended, settled) => ended.and(settled),
+    };
     for (_, queue) in import.queues {
         queue.lock.close().await;
     }
@@ -114,7 +129,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
 }
 
 /// Reads on a thread of its own, because a read from a pipe or a terminal may never return, and a signal must end the command all the
-/// same. Reads one line ahead: a line may be large.
+/// same. Reads two lines ahead at most, one of them in the channel: a line may be large.
 fn read(files: Vec<PathBuf>) -> mpsc::Receiver<Result<Line, Error>> {
     let (sender, lines) = mpsc::channel(1);
     std::thread::spawn(move || {
@@ -143,6 +158,14 @@ fn read(files: Vec<PathBuf>) -> mpsc::Receiver<Result<Line, Error>> {
     lines
 }
 
+/// The thread that reads has ended before the files have, which only a fault of this program does.
+fn reading_ended(read: usize, files: usize) -> Error {
+    Error::Failed(format!(
+        "reading ended after {read} of {}, by a fault of this program: report it, and import again, what is there is left out",
+        counted(files as u64, "file")
+    ))
+}
+
 struct Import<'a> {
     common: &'a Common,
     progress: &'a Progress,
@@ -162,13 +185,15 @@ struct DeadQueue {
 }
 
 impl Import<'_> {
-    /// Publishes the dead letters of all files.
+    /// Publishes the dead letters of so many files.
     async fn publish(
         &mut self,
         mut lines: mpsc::Receiver<Result<Line, Error>>,
+        files: usize,
         duplicates: bool,
     ) -> Result<(), Error> {
-        loop {
+        let mut files_read = 0;
+        while files_read < files {
             // A publisher sends only while its outcomes are awaited, and the next line of a pipe may come late.
             let line = tokio::select! {
                 line = lines.recv() => line,
@@ -181,11 +206,20 @@ impl Import<'_> {
                 Some(line) => match line? {
                     Line::DeadLetter(letter) => self.letter(*letter, duplicates).await?,
                     Line::Torn => self.counts.torn += 1,
-                    Line::End => self.queues.values_mut().for_each(|queue| queue.in_file.clear()),
+                    Line::End => {
+                        files_read += 1;
+                        self.queues.values_mut().for_each(|queue| queue.in_file.clear());
+                    }
                 },
-                None => return Ok(()),
+                None => return Err(reading_ended(files_read, files)),
             }
         }
+        Ok(())
+    }
+
+    /// Whether confirms are outstanding.
+    fn is_waiting(&self) -> bool {
+        self.queues.values().any(|queue| !queue.publisher.is_empty())
     }
 
     /// Waits for the confirms of some of what was published; without end if nothing is in flight.
@@ -207,13 +241,11 @@ impl Import<'_> {
         queue.count(settled, self.counts, self.progress)
     }
 
-    /// Waits for the confirms of what was published.
+    /// Waits for the confirms of what was published, of all queues at a time: a queue that confirms nothing holds up no other.
     async fn settle_all(&mut self) -> Result<(), Error> {
         let mut result = Ok(());
-        for queue in self.queues.values_mut() {
-            while !queue.publisher.is_empty() {
-                result = result.and(queue.settle(self.counts, self.progress).await);
-            }
+        while self.is_waiting() {
+            result = result.and(self.settle_some().await);
         }
         result
     }
@@ -231,7 +263,7 @@ impl Import<'_> {
             self.queues.insert(letter.queue.clone(), queue);
         }
         let Some(queue) = self.queues.get_mut(&letter.queue) else { return Ok(()) };
-        let fingerprint = letter.fingerprint();
+        let (name, fingerprint) = (letter.queue.clone(), letter.fingerprint());
         let in_file = queue.in_file.entry(fingerprint).or_default();
         *in_file += 1;
         let there = queue.there.entry(fingerprint).or_default();
@@ -242,10 +274,13 @@ impl Import<'_> {
         *there += 1;
         match republish::letter(letter) {
             Ok(message) => {
-                while !queue.publisher.has_room() {
-                    queue.settle(self.counts, self.progress).await?;
+                // The other queues are served meanwhile.
+                while self.queues.get(&name).is_some_and(|queue| !queue.publisher.has_room()) {
+                    self.settle_some().await?;
                 }
-                queue.publisher.publish(fingerprint, message);
+                if let Some(queue) = self.queues.get_mut(&name) {
+                    queue.publisher.publish(fingerprint, message);
+                }
             }
             Err(why) => self.counts.cannot_publish(self.progress, fingerprint, &why.to_string()),
         }
@@ -266,11 +301,6 @@ impl DeadQueue {
         }
         let publisher = publisher(&lock.connection).await?;
         Ok(Self { lock, there, in_file: HashMap::new(), publisher })
-    }
-
-    async fn settle(&mut self, counts: &mut Counts, progress: &Progress) -> Result<(), Error> {
-        let settled = self.publisher.next().await;
-        self.count(settled, counts, progress)
     }
 
     fn count(
@@ -297,5 +327,33 @@ impl DeadQueue {
         let Some(error) = settled.lost else { return result };
         self.publisher.forget();
         Err(error.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        common: Common,
+    }
+
+    /// As when it panics.
+    #[tokio::test]
+    async fn a_reader_that_ends_too_early_is_no_end_of_the_files() {
+        let (sender, lines) = mpsc::channel(1);
+        sender.send(Ok(Line::End)).await.unwrap();
+        drop(sender);
+        let common = Command::parse_from(["import"]).common;
+        let (progress, mut counts) = (Progress::new("dead letters", None, true), Counts::default());
+        let mut import =
+            Import { common: &common, progress: &progress, counts: &mut counts, queues: HashMap::new() };
+        let error = import.publish(lines, 2, false).await.unwrap_err();
+        assert!(matches!(error, Error::Failed(_)), "{error:?}");
+        assert!(error.to_string().contains("reading ended after 1 of 2 files"), "{error}");
     }
 }
