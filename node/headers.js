@@ -18,7 +18,13 @@ const whole = (least, most) => ({
   read: (value) => wholeNumber(value, least, most),
   allowed: `a whole number from ${least} to ${most}`,
 })
-const double = { bytes: 8, read: (value) => (typeof value === 'number' ? value : undefined), allowed: 'a number' }
+const double = { bytes: 8, read: (value) => (Number.isFinite(value) ? value : undefined), allowed: 'a finite number' }
+// One beyond its range would become an infinity.
+const float = {
+  bytes: 4,
+  read: (value) => (Number.isFinite(value) && Number.isFinite(Math.fround(value)) ? value : undefined),
+  allowed: 'a finite number of 32 bits',
+}
 const int8 = { bytes: 1, ...whole(-128, 127) }
 const uint8 = { bytes: 1, ...whole(0, 255) }
 const int16 = { bytes: 2, ...whole(-32768, 32767) }
@@ -28,7 +34,7 @@ const uint32 = { bytes: 4, ...whole(0, 2 ** 32 - 1) }
 const int64 = { bytes: 8, ...whole(-(2n ** 63n), 2n ** 63n - 1n) }
 // The types that amqplib's own notation names: { '!': 'timestamp', value: 1790000000 }.
 const TYPES = {
-  double, float64: double, float: { ...double, bytes: 4 }, byte: int8, int8, unsignedbyte: uint8, uint8, short: int16, int16,
+  double, float64: double, float, byte: int8, int8, unsignedbyte: uint8, uint8, short: int16, int16,
   unsignedshort: uint16, uint16, int: int32, int32, unsignedint: uint32, uint32, long: int64, int64,
   timestamp: { bytes: 8, ...whole(0, 2n ** 64n - 1n) },
   decimal: {

@@ -59,7 +59,7 @@ export interface PublishOptions {
   appId?: string
   /**
    * At most 64 KiB. A value is null, a boolean, a finite number, a string, a Buffer, an array or an object of these; or it names a type of AMQP, as
-   * in amqplib: `{ '!': 'timestamp', value: 1790000000 }`.
+   * in amqplib: `{ '!': 'timestamp', value: 1790000000 }`. Whole numbers beyond 2^53 and the type `uint8` need amqplib 2.
    */
   headers?: Record<string, unknown>
   /** Withdraws the job, as `withdraw` does, and rejects with the signal's reason. A job of `publish` is not withdrawn. */

@@ -211,7 +211,8 @@ const scenarios = {
       [typed('string', 7), /its type says string/],
       [typed('toString', 7), /"toString".*AMQP has not/],
       [{ '!': 7 }, /the type 7/],
-      [{ '!': 'double' }, /is undefined.*double takes a number/],
+      [{ '!': 'double' }, /is undefined.*double takes a finite number/], [typed('double', NaN), /is NaN.*double takes a finite number/],
+      [typed('float', 1e300), /is 1e\+300.*float takes a finite number of 32 bits/], [typed('float', 1n), /is 1.*float takes a finite number/],
     ]
     const text = { toString: 'a', hasOwnProperty: 'b', __proto__: null, '!!': 1 }
     const rights = { x: -1e300, y: 2 ** 50 + 0.5, z: Object.assign(Object.create(null), text), t: typed('timestamp', '1790000000') }
