@@ -58,23 +58,15 @@ impl AuditLog {
         self.write(json!({"phase": "begin", "queue": queue, "count": letters.len(), "letters": letters, "detail": detail}))
     }
 
-    /// Logs what was done: which dead letters left the queue, of which that is unknown, which are kept in it and why, and how many were gone
-    /// before.
-    pub(crate) fn log_end(
-        &mut self,
-        queue: &str,
-        done: &[Fingerprint],
-        unknown: &[Fingerprint],
-        kept: &[(Fingerprint, String)],
-        gone: usize,
-        error: Option<&Error>,
-    ) -> Result<(), Error> {
+    /// Logs what was done, and what ended it early.
+    pub(crate) fn log_end(&mut self, queue: &str, end: &End<'_>, error: Option<&Error>) -> Result<(), Error> {
+        let End { done, unknown, delivered, kept, gone } = *end;
         let texts = |of: &[Fingerprint]| of.iter().map(ToString::to_string).collect::<Vec<_>>();
         let kept: Vec<_> =
             kept.iter().map(|(of, why)| json!({"fingerprint": of.to_string(), "why": why})).collect();
         self.write(json!({
-            "phase": "end", "queue": queue, "count": done.len(), "done": texts(done), "unknown": texts(unknown), "kept": kept,
-            "gone": gone, "error": error.map(ToString::to_string),
+            "phase": "end", "queue": queue, "count": done.len(), "done": texts(done), "unknown": texts(unknown),
+            "delivered": texts(delivered), "kept": kept, "gone": gone, "error": error.map(ToString::to_string),
         }))
     }
 
@@ -99,6 +91,20 @@ impl AuditLog {
             _ => Ok(()),
         }
     }
+}
+
+/// What an action did to one queue.
+pub(crate) struct End<'a> {
+    /// Left the queue.
+    pub(crate) done: &'a [Fingerprint],
+    /// Published, without an answer of the broker.
+    pub(crate) unknown: &'a [Fingerprint],
+    /// Results that were delivered, and are still in the queue because their job is.
+    pub(crate) delivered: &'a [Fingerprint],
+    /// Kept in the queue, and why.
+    pub(crate) kept: &'a [(Fingerprint, String)],
+    /// How many were gone before.
+    pub(crate) gone: usize,
 }
 
 fn described(letter: &Selected) -> Value {

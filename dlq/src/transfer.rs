@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::access::Access;
-use crate::audit_log::AuditLog;
+use crate::audit_log::{AuditLog, End};
 use crate::dead_letter::Fingerprint;
 use crate::destination::{Destination, PendingLetter, Target};
 use crate::error::Error;
@@ -49,6 +49,16 @@ pub struct Outcome {
     needed: HashSet<Fingerprint>,
     /// Results in `needed` that were delivered but went back to the queue at the end of a reading.
     back: HashSet<Fingerprint>,
+}
+
+impl Outcome {
+    /// Results that their reply queue has, and that are still in the dead queue because their job is. If the action ended early, another one
+    /// delivers them again.
+    pub fn delivered_and_there(&self) -> Vec<Fingerprint> {
+        let kept = self.kept.iter().map(|(fingerprint, _)| fingerprint);
+        let named: HashSet<_> = self.done.iter().chain(kept).collect();
+        self.delivered.iter().filter(|fingerprint| !named.contains(fingerprint)).copied().collect()
+    }
 }
 
 /// Called with the number of letters that have left their queue since the last call.
@@ -105,7 +115,9 @@ impl Transfers<'_> {
         };
         let ended = transfer.run(plan).await;
         let Outcome { done, unknown, kept, gone, .. } = &outcome;
-        self.audit_log.log_end(&lock.queue, done, unknown, kept, *gone, ended.as_ref().err())?;
+        let delivered = &outcome.delivered_and_there();
+        let end = End { done, unknown, delivered, kept, gone: *gone };
+        self.audit_log.log_end(&lock.queue, &end, ended.as_ref().err())?;
         lock.close().await;
         Ok(Ended { outcome, error: ended.err() })
     }
