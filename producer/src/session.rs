@@ -27,6 +27,9 @@ const LIMITS: Limits =
 /// AMQP's code for a user that does not exist or has another password, and for what a user may not do.
 const ACCESS_REFUSED: u16 = 403;
 
+/// AMQP's code for an unknown virtual host, and for what this user may not do at all.
+const NOT_ALLOWED: u16 = 530;
+
 /// How long closing may take before the connections are dropped.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -177,7 +180,10 @@ impl Connector {
     fn explain(&self, error: &lapin::Error) -> ConnectError {
         let broker = self.broker();
         match error.kind() {
-            ErrorKind::ProtocolError(refusal) => {
+            // Others mean that the broker goes away, or that a part of it is down: 320 CONNECTION_FORCED, 541 INTERNAL_ERROR.
+            ErrorKind::ProtocolError(refusal)
+                if error.is_amqp_soft_error() || refusal.get_id() == NOT_ALLOWED =>
+            {
                 ConnectError::Refused { broker, error: refusal.get_message().to_string() }
             }
             ErrorKind::IOError(io) if io.kind() == io::ErrorKind::ConnectionRefused => {
