@@ -129,8 +129,8 @@ impl Broker {
         let mut options = options.with_credentials(self.credentials());
         options.connection_name = connection_name(command);
         options.reconnect_for = Some(RECONNECT_FOR);
-        // A password in a file may be replaced meanwhile.
-        options.give_up_when_refused = self.password_file.is_none();
+        // Files may be replaced meanwhile: they are read for each connection.
+        options.give_up_when_refused = self.password_file.is_none() && self.certificate.is_none();
         // Jobs of a bulk run may wait for hours. --timeout limits a job.
         options.timeout = None;
         options

@@ -27,6 +27,10 @@ const RECONNECT_DELAY_MIN: Duration = Duration::from_millis(100);
 /// The longest wait: a broker that comes back after an hour is noticed within seconds.
 const RECONNECT_DELAY_MAX: Duration = Duration::from_secs(10);
 
+/// For so long the broker has to refuse each attempt before that counts. A refusal may pass: the service that checks users is away for a
+/// moment, or a broker that lost its state gets its users some seconds after it listens.
+const REFUSED_FOR: Duration = Duration::from_secs(10);
+
 pub(crate) struct Actor {
     connector: Connector,
     registry: Arc<Registry>,
@@ -73,7 +77,7 @@ impl Actor {
         Self { connector, registry, shared, reconnect_for, jobs, close, window: Window::default() }
     }
 
-    /// Runs until the client is closed or dropped, or the broker stays away for too long.
+    /// Runs until the client is closed or dropped, or the broker stays away for too long or refuses to let it back.
     pub(crate) async fn run(mut self, mut session: Session) {
         loop {
             match self.serve(&mut session).await {
@@ -199,6 +203,7 @@ impl Actor {
     /// `None` if the client was closed in the meantime, else the last attempt's error when the time is over, or trying again is of no use.
     async fn reconnect(&mut self) -> Result<Session, Option<ConnectError>> {
         let since = Instant::now();
+        let mut refused_since = None;
         let mut last = LastError::default();
         loop {
             let delay = delay(self.window.failures);
@@ -211,21 +216,24 @@ impl Actor {
                 () = closed(&mut self.close) => return Err(None),
                 opened = attempt => opened,
             };
-            match opened {
+            let NotOpened { error, is_forbidden } = match opened {
                 Ok(session) => return Ok(session),
-                Err(not_opened)
-                    if self.connector.is_final(&not_opened)
-                        || self.reconnect_for.is_some_and(|max| since.elapsed() >= max) =>
-                {
-                    return Err(Some(not_opened.error));
-                }
-                // Log a refusal, and an outage only once.
-                Err(NotOpened { error, .. }) if last.is_new(&error.to_string()) => {
-                    tracing::warn!(%error, "cannot reconnect to the broker, trying again");
-                }
-                Err(NotOpened { error, .. }) => {
-                    tracing::debug!(%error, "cannot reconnect to the broker, trying again");
-                }
+                Err(not_opened) => not_opened,
+            };
+            if !is_forbidden {
+                refused_since = None;
+            }
+            let is_refused = is_forbidden
+                && self.connector.gives_up_when_refused()
+                && refused_since.get_or_insert_with(Instant::now).elapsed() >= REFUSED_FOR;
+            if is_refused || self.reconnect_for.is_some_and(|max| since.elapsed() >= max) {
+                return Err(Some(error));
+            }
+            // Log a refusal, and an outage only once.
+            if last.is_new(&error.to_string()) {
+                tracing::warn!(%error, "cannot reconnect to the broker, trying again");
+            } else {
+                tracing::debug!(%error, "cannot reconnect to the broker, trying again");
             }
         }
     }

@@ -60,7 +60,8 @@ pub enum PublishError {
     /// The job may be in the queue. A job that [`submit`](crate::Client::submit) sent is withdrawn.
     #[error("the broker did not confirm the job within {after:?}; it may be in the queue all the same")]
     Timeout { after: Duration },
-    /// The connection was lost for longer than [`Options::reconnect_for`](crate::Options::reconnect_for).
+    /// The connection was lost for longer than [`Options::reconnect_for`](crate::Options::reconnect_for), or the broker refused to let the
+    /// client back: then [`Client::refusal`](crate::Client::refusal) says why. This client has ended; another one may succeed.
     #[error("the connection to the broker is lost: {0}")]
     Disconnected(String),
     #[error("the client was connected without a reply queue; use `publish`")]
@@ -103,7 +104,8 @@ pub enum JobError {
     /// A message in the reply queue names this job but violates the contract.
     #[error("invalid reply: {0}")]
     InvalidReply(String),
-    /// The connection was lost for longer than [`Options::reconnect_for`](crate::Options::reconnect_for).
+    /// The connection was lost for longer than [`Options::reconnect_for`](crate::Options::reconnect_for), or the broker refused to let the
+    /// client back: then [`Client::refusal`](crate::Client::refusal) says why. This client has ended; another one may succeed.
     #[error("the connection to the broker is lost: {0}")]
     Disconnected(String),
     /// The reply queue was deleted or has expired, and its replies with it. A worker may have run the job. The client withdraws the job, so

@@ -139,9 +139,9 @@ impl Connector {
         }
     }
 
-    /// Whether trying again after this error makes sense.
-    pub(crate) fn is_final(&self, NotOpened { is_forbidden, .. }: &NotOpened) -> bool {
-        *is_forbidden && self.options.give_up_when_refused
+    /// Whether a refusal that lasts ends the client.
+    pub(crate) fn gives_up_when_refused(&self) -> bool {
+        self.options.give_up_when_refused
     }
 
     async fn open_unbounded(&self) -> lapin::Result<Session> {
