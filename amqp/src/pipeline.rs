@@ -116,9 +116,11 @@ impl<T> PublishPipeline<T> {
         unconfirmed.map(|message| &message.token)
     }
 
-    /// Forgets the messages in flight, and returns their tokens: their outcomes will not be known.
+    /// Forgets the messages in flight, and returns their tokens: their outcomes will not be known. Also forgets those that were too large
+    /// to be sent, without returning them.
     pub fn forget(&mut self) -> Vec<T> {
         (self.unconfirmed, self.bytes) = (0, 0);
+        self.too_large.clear();
         self.in_flight.drain().map(|(_, message)| message.token).collect()
     }
 

@@ -140,7 +140,9 @@ impl Lines {
         self.read_up_to(START_BYTES.min(self.line_bytes_max + 1), &mut bytes)?;
         let start = bytes.trim_ascii_start();
         if bytes.len() as u64 == START_BYTES && !bytes.ends_with(b"\n") && !start.starts_with(b"{") {
-            return Err(self.fault("it begins no dead letter, which is a JSON object"));
+            let problem =
+                format!("it begins no dead letter, which is a JSON object, in its first {START_BYTES} bytes");
+            return Err(self.fault(&problem));
         }
         self.read_up_to(self.line_bytes_max + 1, &mut bytes)?;
         if bytes.len() as u64 > self.line_bytes_max {
@@ -229,7 +231,8 @@ mod tests {
         assert!(refused(two(), bytes - 1).0.unwrap().contains("line 1: it has more than"));
         // What begins no letter is refused at once: the limit is not reached.
         let (error, mut lines) = refused(Box::new(std::io::repeat(0).take(LINE_BYTES_MAX)), LINE_BYTES_MAX);
-        assert_eq!(error.unwrap(), "pipe, line 1: it begins no dead letter, which is a JSON object");
+        let said = "pipe, line 1: it begins no dead letter, which is a JSON object, in its first 65536 bytes";
+        assert_eq!(error.unwrap(), said);
         let left = std::io::copy(&mut lines.input, &mut std::io::sink()).unwrap();
         assert_eq!(left, LINE_BYTES_MAX - START_BYTES);
     }

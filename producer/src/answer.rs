@@ -17,7 +17,8 @@ pub struct Progress {
 pub struct Answer {
     /// One for every input, in their order.
     pub outputs: Vec<Output>,
-    /// The tokens of all items, each counted once, also if it came twice; `None` if the worker does not count them.
+    /// The tokens of all items, each counted once, also if it came twice; `None` if the worker does not count them, or if replies with some
+    /// of the same items do not say how many tokens each has.
     pub tokens: Option<u64>,
     /// The revisions of the model that computed the outputs: one, or more if workers with other revisions continued the job, or
     /// none if workers do not report it.
