@@ -37,6 +37,8 @@ enum Mode {
     LoseAcks,
     /// All but the confirms of publishes, which arrive when this ends.
     HoldConfirms,
+    /// The same for connections that are opened meanwhile. All others pass.
+    HoldNewConfirms,
     /// Towards the broker, only frames of channel 0: connections stay open, but the broker answers nothing on any other channel.
     Swallow,
     /// The same for connections that are opened meanwhile, for as long as they stand. All others pass.
@@ -130,6 +132,11 @@ impl Proxy {
     /// stay unconfirmed for as long as a test needs.
     pub fn hold_confirms(&self) {
         self.shared.mode.send_replace(Mode::HoldConfirms);
+    }
+
+    /// The same for connections that are opened from now on, for as long as they stand.
+    pub fn hold_new_confirms(&self) {
+        self.shared.mode.send_replace(Mode::HoldNewConfirms);
     }
 
     /// Lets connections be opened, and swallows all that is sent to the broker on their channels.
@@ -227,7 +234,11 @@ async fn connection(mut client: TcpStream, shared: Arc<Shared>) {
     shared.open.fetch_add(1, Ordering::SeqCst);
     let _open = Open(&shared.open);
     let mut mode = shared.mode.subscribe();
-    let is_swallowed = *mode.borrow() == Mode::SwallowNew;
+    let always = match *mode.borrow() {
+        Mode::SwallowNew => Some(Mode::Swallow),
+        Mode::HoldNewConfirms => Some(Mode::HoldConfirms),
+        _ => None,
+    };
     // A stalled connection does not reach the broker; a broker that is away resets.
     let broker = async {
         mode.wait_for(|mode| *mode != Mode::Stall).await.ok()?;
@@ -243,8 +254,8 @@ async fn connection(mut client: TcpStream, shared: Arc<Shared>) {
         let (from_client, to_client) = client.split();
         let (from_broker, to_broker) = broker.split();
         let both = futures_util::future::try_join(
-            pump(from_client, to_broker, &shared, Towards::Broker, is_swallowed),
-            pump(from_broker, to_client, &shared, Towards::Client, is_swallowed),
+            pump(from_client, to_broker, &shared, Towards::Broker, always),
+            pump(from_broker, to_client, &shared, Towards::Client, always),
         );
         tokio::select! {
             ended = both => ended.map_or(Cut::Reset, |_| Cut::Finish),
@@ -271,20 +282,21 @@ enum Towards {
     Client,
 }
 
-/// Forwards one direction to its end; of a connection that is swallowed, only what is about itself goes to the broker.
+/// Forwards one direction to its end, in the proxy's mode, or always in one.
 async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     shared: &Shared,
     towards: Towards,
-    is_swallowed: bool,
+    always: Option<Mode>,
 ) -> std::io::Result<()> {
     let mut mode = shared.mode.subscribe();
     let mut buffer = vec![0; BUFFER_BYTES];
     let (mut lost, mut held) = (Lost::new(), Vec::new());
     let mut publishes = PublishCounter::new();
     loop {
-        let now = *mode.borrow_and_update();
+        let of_all = *mode.borrow_and_update();
+        let now = always.unwrap_or(of_all);
         if now != Mode::HoldConfirms && !held.is_empty() {
             to.write_all(&std::mem::take(&mut held)).await?;
         }
@@ -316,9 +328,7 @@ async fn pump(
             Mode::HoldConfirms if towards == Towards::Client => {
                 without_acks(&mut buffer, read, CONFIRMING, &mut held)
             }
-            _ if towards == Towards::Broker && (is_swallowed || now == Mode::Swallow) => {
-                without_channels(&mut buffer, read)
-            }
+            Mode::Swallow if towards == Towards::Broker => without_channels(&mut buffer, read),
             Mode::SwallowRequests(request) if towards == Towards::Broker => {
                 without_requests(&mut buffer, read, request)
             }

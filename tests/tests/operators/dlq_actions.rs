@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
-use lapin::types::AMQPValue;
+use lapin::types::{AMQPValue, FieldTable};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::io::AsyncWriteExt as _;
@@ -15,11 +15,11 @@ use tokio::time::timeout;
 use vramq_schemas::topology::{dead_queue, jobs_queue};
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::dead_letters::{Operator, add_dead_letters, ids, letter, letters, scale};
-use vramq_tests::on_queue_types;
 use vramq_tests::permissions::Permissions;
 use vramq_tests::proxy::{Cut, Proxy};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::{DEADLINE, until};
+use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(
     a_retried_job_is_answered_and_one_that_fails_again_says_so,
@@ -32,6 +32,7 @@ on_queue_types!(
     a_retry_that_loses_the_broker_says_what_was_confirmed,
     an_import_that_waits_for_a_pipe_ends_by_a_signal,
 );
+on_one_setup!(a_queue_that_confirms_nothing_holds_up_no_other_queue_of_an_import);
 
 /// How often each id is in a queue; takes it out.
 async fn drained(env: &TestEnv, queue: &str) -> Result<BTreeMap<String, usize>> {
@@ -298,7 +299,8 @@ fn logged(operator: &Operator, key: &str) -> Result<usize> {
 
 /// Some jobs are confirmed, others are published without a confirm, and the rest is not published when the connections break.
 async fn a_retry_that_loses_the_broker_says_what_was_confirmed(env: &mut TestEnv) -> Result<()> {
-    let count = 10;
+    // Many more than are published until the connections break.
+    let count = 40;
     add_dead_letters(env, letters(count)?).await?;
     let proxy = Proxy::to(&env.url).await?;
     let operator = Operator::with_url(proxy.url())?;
@@ -372,4 +374,55 @@ async fn an_import_that_waits_for_a_pipe_ends_by_a_signal(env: &mut TestEnv) -> 
     let said = String::from_utf8_lossy(&ended.stderr);
     ensure!(ended.status.code() == Some(2) && said.contains("line 1: it begins no dead letter"), "{said}");
     Ok(endless.await?)
+}
+
+/// All other queues get their letters, and these are counted.
+async fn a_queue_that_confirms_nothing_holds_up_no_other_queue_of_an_import(env: &mut TestEnv) -> Result<()> {
+    let proxy = Proxy::to(&env.url).await?;
+    let operator = Operator::with_url(proxy.url())?;
+    let queues = ["silent", "a", "b", "c", "d", "e"].map(dead_queue);
+    for queue in &queues {
+        env.client.declare_queue(queue, FieldTable::default()).await?;
+        env.leave(queue);
+    }
+    let line = |queue: &str| {
+        let properties = r#"{"message_id":"a","delivery_mode":2}"#;
+        format!(
+            "{{\"vramq_letter\":1,\"queue\":\"{queue}\",\"fingerprint\":\"\",\"properties\":{properties},\"headers\":{{}},\"body\":\"AAEC\"}}\n"
+        )
+    };
+    let arrived = async |queues: &[String]| {
+        until("the letters", async || {
+            for queue in queues {
+                if env.client.ready(queue).await? == 0 {
+                    return Ok(None);
+                }
+            }
+            Ok(Some(()))
+        })
+        .await
+    };
+    let [silent, others @ ..] = &queues;
+    proxy.hold_new_confirms();
+    let mut command = operator.command_without_model(&["import", "-"])?;
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut import = command.spawn()?;
+    let mut stdin = import.stdin.take().context("a process without stdin")?;
+    stdin.write_all(line(silent).as_bytes()).await?;
+    arrived(std::slice::from_ref(silent)).await?;
+    // Each queue has a connection of its own.
+    proxy.pass();
+    let rest: String = others.iter().map(|queue| line(queue)).collect();
+    stdin.write_all(rest.as_bytes()).await?;
+    drop(stdin);
+    arrived(others).await?;
+    let pid = import.id().and_then(|id| Pid::from_raw(id.cast_signed())).context("no process")?;
+    kill_process(pid, Signal::INT)?;
+    let ended = timeout(DEADLINE, import.wait_with_output()).await.context("it does not end")??;
+    let said = String::from_utf8_lossy(&ended.stderr);
+    ensure!(ended.status.code() == Some(130), "{:?}: {said}", ended.status);
+    let log = operator.log()?;
+    let end = log.last().context("an empty log")?;
+    ensure!(end["phase"] == "end" && end["detail"]["published"] == others.len(), "{end}: {said}");
+    Ok(())
 }
