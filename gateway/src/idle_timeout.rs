@@ -32,6 +32,8 @@ pub struct IdleTimeout<S> {
     requests: InProgress,
     idle_max: Duration,
     waits_for: WaitsFor,
+    /// The client has yet to take bytes of a response. hyper drops the body with the request's [`InProgress`] before.
+    has_unsent: bool,
 }
 
 /// What a connection waits for.
@@ -48,15 +50,26 @@ enum WaitsFor {
 impl<S> IdleTimeout<S> {
     /// `requests` has one more clone, from which those of the requests are made.
     pub fn new(stream: S, requests: InProgress, idle_max: Duration) -> Self {
-        Self { stream, requests, idle_max, waits_for: WaitsFor::Head(Box::pin(sleep(HEAD_MAX))) }
+        let waits_for = WaitsFor::Head(Box::pin(sleep(HEAD_MAX)));
+        Self { stream, requests, idle_max, waits_for, has_unsent: false }
     }
 
     fn look(&mut self) {
-        match (&self.waits_for, self.requests.has_requests()) {
+        match (&self.waits_for, self.requests.has_requests() || self.has_unsent) {
             (WaitsFor::Head(_) | WaitsFor::Request(_), true) => self.waits_for = WaitsFor::End,
             (WaitsFor::End, false) => self.waits_for = WaitsFor::Request(Box::pin(sleep(self.idle_max))),
             _ => {}
         }
+    }
+
+    /// Notes whether the client takes what is written.
+    fn sends<T>(&mut self, cx: &Context<'_>, sent: Poll<T>) -> Poll<T> {
+        let had_unsent = std::mem::replace(&mut self.has_unsent, sent.is_pending());
+        if had_unsent && sent.is_ready() {
+            // Reading is polled once more: only then does the time to the next request begin.
+            cx.waker().wake_by_ref();
+        }
+        sent
     }
 }
 
@@ -86,7 +99,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for IdleTimeout<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for IdleTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        let sent = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.sends(cx, sent)
     }
 
     fn poll_write_vectored(
@@ -94,7 +108,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for IdleTimeout<S> {
         cx: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, pieces)
+        let sent = Pin::new(&mut self.stream).poll_write_vectored(cx, pieces);
+        self.sends(cx, sent)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -102,7 +117,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for IdleTimeout<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        let sent = Pin::new(&mut self.stream).poll_flush(cx);
+        self.sends(cx, sent)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -135,6 +151,21 @@ mod tests {
         drop(request);
         let ended = stream.read(&mut [0; 64]).await.unwrap_err();
         assert_eq!(ended.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test]
+    async fn a_client_that_is_slow_to_take_a_response_is_not_idle_before_the_last_byte() {
+        let (mut stream, mut client, service) = connection(Duration::from_millis(10));
+        let request = service.clone();
+        assert!(stream.read(&mut [0]).now_or_never().is_none());
+        stream.write_all(&[1; 64]).await.unwrap();
+        assert!(stream.write(&[1]).now_or_never().is_none());
+        drop(request);
+        assert!(stream.read(&mut [0]).now_or_never().is_none());
+        assert!(matches!(stream.waits_for, WaitsFor::End), "{stream:?}");
+        client.read_exact(&mut [0; 64]).await.unwrap();
+        stream.write_all(&[1]).await.unwrap();
+        assert_eq!(stream.read(&mut [0]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
     #[tokio::test]

@@ -142,3 +142,50 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         tracing::debug!(%error, "a connection failed");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    use super::*;
+
+    const BODY_BYTES: usize = 8 * BUFFER_BYTES_MAX;
+
+    /// A service with one large body, and whether the connection still has a part of that.
+    fn service() -> (Router, Weak<()>) {
+        let held = Arc::new(());
+        let is_held = Arc::downgrade(&held);
+        let body = std::sync::Mutex::new(Some(HeldBody::new(
+            Body::from(vec![b'x'; BODY_BYTES]),
+            UntilSent::new(held),
+        )));
+        let body = Arc::new(body);
+        let answer = move || {
+            let body = body.lock().unwrap().take().unwrap();
+            async { Body::new(body) }
+        };
+        (Router::new().route("/", get(answer)), is_held)
+    }
+
+    #[tokio::test]
+    async fn a_slow_reader_gets_the_last_bytes_and_is_idle_only_then() {
+        let (stream, mut client) = duplex(1024);
+        let (router, is_held) = service();
+        let idle = Duration::from_millis(20);
+        let graceful = GracefulShutdown::new();
+        let mut connection = tokio::spawn(converse(stream, router, graceful.watcher(), idle));
+        client.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+        let mut response = Vec::new();
+        while is_held.strong_count() > 0 {
+            client.read_buf(&mut response).await.unwrap();
+        }
+        assert!(response.len() < BODY_BYTES, "the connection has the last part");
+        assert!(timeout(20 * idle, &mut connection).await.is_err(), "cut");
+        client.read_to_end(&mut response).await.unwrap();
+        assert!(response.ends_with(&[b'x'; BODY_BYTES]), "{}", response.len());
+        connection.await.unwrap();
+    }
+}
