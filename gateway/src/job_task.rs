@@ -176,12 +176,13 @@ impl Task {
         self.entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
         self.keep();
         self.app.metrics.withdrawn.inc();
+        // The caller has its answer. The record first: once workers hear of the withdrawal, the job ends, and its own gateway removes the
+        // record, which this one must not write again.
+        self.record_withdrawal().await;
         let withdrawal = Withdrawal { job: self.entry.message_id.clone(), secret: self.entry.secret.clone() };
         // Let the publish go on: the withdrawal also reaches a job that is published after it.
         let awaited = self.app.link.withdrawals.add(withdrawal);
         drop(own);
-        // The caller has its answer.
-        self.record_withdrawal().await;
         if let Some(_awaited) = awaited {
             let _ = timeout(WITHDRAWN_AWAITED_MAX, life).await;
         }

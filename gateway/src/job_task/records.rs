@@ -51,7 +51,12 @@ impl Task {
         }
         let found = Record::find(results.storage(), &self.entry.owner, &self.entry.id);
         let found = in_time(&self.entry.id, "cannot read a job's record", found).await;
-        matches!(found, Some(Ok(Some(Record { withdrawn: true, .. }))))
+        matches!(found, Some(Ok(Some(record))) if record.withdrawn && self.is_own(&record))
+    }
+
+    /// Whether a record is of this run of the job: names are used again. Each run has a secret of its own.
+    fn is_own(&self, record: &Record) -> bool {
+        record.secret == self.entry.secret
     }
 
     /// The store that has the job's record while the job is unfinished; `None` if jobs are not recorded.
@@ -87,13 +92,20 @@ impl Task {
     }
 
     /// Notes in the job's record that its caller has withdrawn it. A job without a record has ended, or is being published: then the record
-    /// that is still to come says so.
+    /// that is still to come says so. The job may end meanwhile, and its own gateway remove the record before this writes it again.
     pub(crate) async fn record_withdrawal(&self) {
         let Some((results, _)) = self.recorded() else { return };
         let (job, owner, storage) = (&self.entry.id, &self.entry.owner, results.storage());
         let noted = async {
-            let Some(record) = Record::find(storage, owner, job).await? else { return Ok(()) };
-            Record { withdrawn: true, ..record }.put(storage, owner).await
+            let found = Record::find(storage, owner, job).await?;
+            let Some(record) = found.filter(|record| !record.withdrawn && self.is_own(record)) else {
+                return Ok::<(), object_store::Error>(());
+            };
+            Record { withdrawn: true, ..record }.put(storage, owner).await?;
+            if self.has_own_end(results).await? {
+                record::remove(storage, owner, job).await?;
+            }
+            Ok(())
         };
         if let Some(Err(error)) = in_time(job, "cannot note a withdrawal in a job's record", noted).await {
             tracing::warn!(
@@ -101,6 +113,14 @@ impl Task {
                 "cannot note a withdrawal in a job's record: once its stored end has expired, gateways show the job as queued until it ends"
             );
         }
+    }
+
+    /// Whether this run's own end is stored, and not its withdrawal.
+    async fn has_own_end(&self, results: &ResultStore) -> object_store::Result<bool> {
+        let Some(written) = results.read(&self.entry.owner, &self.entry.id).await? else { return Ok(false) };
+        let created_ms = self.entry.created_ms;
+        let end = off_runtime(written.len(), move || state_of(&written, created_ms)).await;
+        Ok(end.is_some_and(|end| !matches!(end, State::Withdrawn)))
     }
 
     /// Removes the record, because the job has ended. A later sweep removes a record that stays.

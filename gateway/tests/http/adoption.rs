@@ -10,6 +10,7 @@ use crate::events::{Event, Events, events};
 use crate::harness::{ECHO, Gateway, Setup, until};
 use crate::jobs::{ended, job, set};
 use crate::permissions::user;
+use crate::withdrawals::listen;
 
 /// Gateways with a folder for results, each with the least permissions.
 struct Shared {
@@ -74,6 +75,9 @@ impl Shared {
 
 /// The connections of a gateway with a store of results: its link, and two of each of its two clients.
 const CONNECTIONS: usize = 5;
+
+/// Jobs that are withdrawn one after the other: the order of two steps may be right by chance.
+const WITHDRAWN: usize = 20;
 
 /// Cuts all connections of a gateway.
 fn cut(setup: &Setup, gateway: &Gateway) {
@@ -298,4 +302,24 @@ fn a_withdrawn_job_stays_withdrawn_when_its_stored_end_has_expired() {
     }
     setup.workers[0].signal("CONT");
     until("no job is left", || (setup.messages("vramq.jobs.echo") == Some(0)).then_some(()));
+}
+
+/// Otherwise the job could end, and its gateway remove the record, before the other gateway writes it again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_withdrawal_at_another_gateway_is_in_the_record_before_workers_hear_of_it() {
+    let shared = Shared::new(2, &[]);
+    let mut listener = listen(&shared.setup, ECHO).await;
+    shared.setup.workers[0].signal("STOP");
+    for at in 0..WITHDRAWN {
+        let id = format!("withdrawn-{at}");
+        assert_eq!(put(shared.gateway(0), &id, &job(), "respond-async").0, 202);
+        let (message, _) = listener.job().await;
+        assert_eq!(delete(shared.gateway(1), &id), "withdrawn");
+        listener.withdrawal(&message).await;
+        let record = std::fs::read(shared.results.join(format!("local/{id}.open"))).unwrap();
+        let record: Value = serde_json::from_slice(&record).unwrap();
+        assert_eq!(record["withdrawn"], json!(true), "{id}");
+    }
+    shared.setup.workers[0].signal("CONT");
+    shared.all_ended();
 }
