@@ -26,7 +26,6 @@ pub const FULL_RETRY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct ByteBudget {
     all: Arc<Semaphore>,
-    most: u32,
     share: u32,
     wait_max: Duration,
     /// The shares of callers that have or want room.
@@ -58,11 +57,11 @@ impl ByteBudget {
         let units =
             |bytes: usize| u32::try_from((bytes / UNIT).clamp(1, Semaphore::MAX_PERMITS)).unwrap_or(u32::MAX);
         let (most, share) = (units(most), units(share.min(most)));
-        Self { all: semaphore(most), most, share, wait_max: WAIT_MAX, by_caller: Mutex::default() }
+        Self { all: semaphore(most), share, wait_max: WAIT_MAX, by_caller: Mutex::default() }
     }
 
-    /// Takes room for this many bytes, in the order of the callers' requests. What is larger than the caller's share takes all
-    /// of the share, and what is larger than the budget all of that.
+    /// Takes room for this many bytes, in the order of the callers' requests. What is larger than the caller's share takes the
+    /// share, and no more: otherwise it would wait for the others' room, and they for it.
     ///
     /// # Errors
     /// Others had the room for all of the longest wait.
@@ -73,9 +72,10 @@ impl ByteBudget {
         let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX);
         let (share, all) = (self.share_of(caller), Arc::clone(&self.all));
         let taken = timeout(self.wait_max, async {
+            let units = units.min(self.share);
             // The share first: who waits for it holds nothing that others could have.
-            let of_caller = share.acquire_many_owned(units.min(self.share)).await.ok();
-            Room { _of_caller: of_caller, _of_all: all.acquire_many_owned(units.min(self.most)).await.ok() }
+            let of_caller = share.acquire_many_owned(units).await.ok();
+            Room { _of_caller: of_caller, _of_all: all.acquire_many_owned(units).await.ok() }
         });
         taken.await.map_err(|_| NoRoom)
     }
@@ -133,17 +133,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_caller_leaves_room_for_others_and_the_largest_takes_all() {
+    async fn a_caller_leaves_room_for_others_also_with_more_than_its_share() {
         let budget = budget(2 * MIB, MIB);
         let first = budget.room("a", MIB).await.unwrap();
         assert!(budget.room("a", MIB).await.is_err());
         let others = budget.room("b", MIB).await.unwrap();
         assert!(budget.room("c", MIB).await.is_err(), "all is taken");
         drop((first, others));
-        let whole = budget.room("a", 100 * MIB).await.unwrap();
+        let large = budget.room("a", 100 * MIB).await.unwrap();
         assert_eq!(budget.by_caller.lock().unwrap().len(), 1, "the others are forgotten");
-        assert!(budget.room("b", MIB).await.is_err(), "all is taken");
-        drop(whole);
-        assert!(budget.room("b", MIB).await.is_ok());
+        assert!(budget.room("a", 100 * MIB).await.is_err(), "the share is taken");
+        // Neither who has more than its share nor who waits for it holds up others.
+        let others = budget.room("b", 100 * MIB).await.unwrap();
+        drop((large, others));
+        assert!(budget.room("a", 100 * MIB).await.is_ok());
     }
 }
