@@ -5,8 +5,9 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,7 +19,7 @@ use tokio::time::timeout;
 /// Operations of a folder at a time. tokio has 512 threads: the folders of results, uploads and outputs together leave more than half.
 pub const OPERATIONS_MAX: usize = 64;
 
-/// How long an operation waits for its turn. In a folder that works, many times [`OPERATIONS_MAX`] operations end in this time.
+/// How long an operation waits for its turn while none of the others ends: a folder that works ends many in this time, a slow one some.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// What is read of a file at a time.
@@ -42,6 +43,8 @@ pub struct FolderThreads {
     permits: Arc<Semaphore>,
     /// An operation has waited in vain, and none has ended since: who comes now does not wait.
     is_stuck: AtomicBool,
+    /// Operations that have ended.
+    ended: AtomicU64,
 }
 
 /// Lets one operation of a folder run. Held until the operation ends, also if nobody waits for it any more.
@@ -53,6 +56,7 @@ pub struct Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
+        self.of.ended.fetch_add(1, Ordering::Relaxed);
         if self.of.is_stuck.swap(false, Ordering::Relaxed) {
             tracing::info!(folder = self.of.folder, "an operation of the folder has ended: it answers again");
         }
@@ -62,7 +66,12 @@ impl Drop for Turn {
 impl FolderThreads {
     pub fn new(folder: &Path) -> Arc<Self> {
         let permits = Arc::new(Semaphore::new(OPERATIONS_MAX));
-        Arc::new(Self { folder: folder.display().to_string(), permits, is_stuck: AtomicBool::new(false) })
+        Arc::new(Self {
+            folder: folder.display().to_string(),
+            permits,
+            is_stuck: AtomicBool::new(false),
+            ended: AtomicU64::new(0),
+        })
     }
 
     /// Operations that could begin now.
@@ -80,12 +89,22 @@ impl FolderThreads {
         let permit = match permits().try_acquire_owned() {
             Ok(permit) => permit,
             Err(_) if self.is_stuck.load(Ordering::Relaxed) => return Err(Busy),
-            Err(_) => match timeout(WAIT_MAX, permits().acquire_owned()).await {
-                Ok(Ok(permit)) => permit,
-                _ => return Err(self.stuck()),
-            },
+            Err(_) => self.permit_of_working().await.ok_or_else(|| self.stuck())?,
         };
         Ok(Turn { _permit: permit, of: Arc::clone(self) })
+    }
+
+    /// Waits for a permit for as long as the folder works: a long queue is no folder that hangs. `None`: none of the operations ends.
+    async fn permit_of_working(&self) -> Option<OwnedSemaphorePermit> {
+        let mut acquired = pin!(Arc::clone(&self.permits).acquire_owned());
+        loop {
+            let before = self.ended.load(Ordering::Relaxed);
+            match timeout(WAIT_MAX, &mut acquired).await {
+                Ok(permit) => return permit.ok(),
+                Err(_) if self.ended.load(Ordering::Relaxed) == before => return None,
+                Err(_) => {}
+            }
+        }
     }
 
     /// Waits for a turn, for as long as it takes.
