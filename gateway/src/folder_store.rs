@@ -20,6 +20,9 @@ use tokio::runtime::Handle;
 
 use crate::folder_threads::{Busy, FolderThreads, Turn, file_pieces};
 
+/// What the names of claims end with. Nobody relies on the claim of a gateway that is gone, so a power cut may take it.
+pub const CLAIM_SUFFIX: &str = ".claim";
+
 /// Objects that a sweep removes at a time.
 const REMOVALS: usize = 10;
 
@@ -27,6 +30,8 @@ const REMOVALS: usize = 10;
 #[derive(Debug)]
 pub struct FolderStore {
     files: Arc<LocalFileSystem>,
+    /// The same folder, for what need not outlive a power cut.
+    unsynced: Arc<LocalFileSystem>,
     threads: Arc<FolderThreads>,
 }
 
@@ -35,8 +40,9 @@ impl FolderStore {
     /// The folder is not there.
     pub fn new(folder: &FsPath) -> Result<Self> {
         // A gateway acknowledges replies, and answers uploads, when they are stored: a power cut must not take them then.
-        let files = LocalFileSystem::new_with_prefix(folder)?.with_fsync(true);
-        Ok(Self { files: Arc::new(files), threads: FolderThreads::new(folder) })
+        let files = LocalFileSystem::new_with_prefix(folder)?.with_fsync(can_sync(folder));
+        let unsynced = Arc::new(LocalFileSystem::new_with_prefix(folder)?);
+        Ok(Self { files: Arc::new(files), unsynced, threads: FolderThreads::new(folder) })
     }
 
     /// Runs an operation, which goes on and keeps its turn if the caller is dropped: its thread may still block.
@@ -46,6 +52,15 @@ impl FolderStore {
     ) -> Result<T> {
         run(self.threads.turn().await, operation).await
     }
+}
+
+/// Whether the folder's entries can be written to the disk. Some file systems, such as FUSE's, cannot, and would fail each write.
+fn can_sync(folder: &FsPath) -> bool {
+    let synced = std::fs::File::open(folder).and_then(|folder| folder.sync_all());
+    if let Err(error) = &synced {
+        tracing::warn!(folder = %folder.display(), %error, "cannot write the folder to the disk (fsync): a power cut may take what was just stored");
+    }
+    synced.is_ok()
 }
 
 /// Whether an operation was not tried because none of the others ends.
@@ -87,7 +102,8 @@ impl fmt::Display for FolderStore {
 #[async_trait]
 impl ObjectStore for FolderStore {
     async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
-        let (files, at) = (Arc::clone(&self.files), at.clone());
+        let files = if at.as_ref().ends_with(CLAIM_SUFFIX) { &self.unsynced } else { &self.files };
+        let (files, at) = (Arc::clone(files), at.clone());
         self.run(async move { files.put_opts(&at, payload, options).await }).await
     }
 
@@ -162,9 +178,9 @@ impl MultipartUpload for FolderUpload {
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        let turn = self.threads.turn().await;
+        let turn = self.threads.turn().await.map_err(failed)?;
         let mut upload = self.upload.take().ok_or_else(|| failed("the upload has ended"))?;
-        run(turn, async move { upload.complete().await }).await
+        run(Ok(turn), async move { upload.complete().await }).await
     }
 
     async fn abort(&mut self) -> Result<()> {

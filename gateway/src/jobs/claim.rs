@@ -12,6 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use uuid::Uuid;
 
 use super::in_time::{STORED_WITHIN, in_time};
+use crate::folder_store::CLAIM_SUFFIX;
 use crate::keys::is_name;
 
 /// How often a gateway renews a claim. Publishing may take longer than this if the broker does not answer.
@@ -225,19 +226,19 @@ fn new_nonce() -> String {
 
 /// Names of callers and ids of jobs are made of letters, digits, `-`, `_` and `.`, and are not `.` or `..`.
 fn path(owner: &str, id: &str) -> Path {
-    Path::from_iter([owner, &format!("{id}.claim")])
+    Path::from_iter([owner, &format!("{id}{CLAIM_SUFFIX}")])
 }
 
 /// The path of the claim that succeeds an abandoned one.
 fn successor(owner: &str, id: &str, nonce: &[u8]) -> Option<Path> {
     let nonce = std::str::from_utf8(nonce).ok().filter(|nonce| is_name(nonce))?;
-    Some(Path::from_iter([owner, &format!("{id}.{nonce}.claim")]))
+    Some(Path::from_iter([owner, &format!("{id}.{nonce}{CLAIM_SUFFIX}")]))
 }
 
 /// Whether something in the place has the name of a claim.
 pub(super) fn is_named(path: &Path) -> bool {
     let Some((owner, name)) = path.as_ref().split_once('/') else { return false };
-    is_name(owner) && name.strip_suffix(".claim").is_some_and(|id| is_name(id) || is_successor(id))
+    is_name(owner) && name.strip_suffix(CLAIM_SUFFIX).is_some_and(|id| is_name(id) || is_successor(id))
 }
 
 /// Whether a name is that of a successor: an id, and the nonce of the claim before.
