@@ -49,8 +49,8 @@ pub fn keyed_id(owner: &str, idempotency_key: &str) -> String {
     uuid::Builder::from_custom_bytes(bytes).into_uuid().to_string()
 }
 
-/// The stored job of this name, as [`written`](super::view::written). `None` also if the store cannot be read, or what it has
-/// is damaged: then the job runs as without a store.
+/// The stored job of this name, as [`written`](super::view::written). `None` also if the store cannot be read, or the stored
+/// job is damaged: then the job runs as without a store.
 ///
 /// # Errors
 /// The name stands for another request, or there is no room in the memory for answers.

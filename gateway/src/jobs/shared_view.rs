@@ -7,7 +7,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::entry::Entry;
-use super::view::{json_bytes, written};
+use super::view::{json_bytes, written, written_holding};
 use crate::byte_budget::{ByteBudget, NoRoom, Room};
 use crate::problem::Problem;
 
@@ -72,7 +72,7 @@ pub async fn view(entry: &Entry, answers: &ByteBudget) -> Result<Bytes, Unwritte
         None => {
             let bytes = json_bytes(&state).await;
             let room = answers.room(&entry.owner, bytes).await.map_err(Unwritten::NoRoom)?;
-            let mut bytes = written(entry, &state).await?;
+            let (mut bytes, room) = written_holding(entry, &state, room).await?;
             bytes.shrink_to_fit();
             let view = Arc::new(View { bytes, _room: room });
             *shared = Arc::downgrade(&view);

@@ -32,8 +32,8 @@ impl Unread {
             Self::Silent => Problem::silent_store("the store of results does not answer"),
             Self::Failed => broken("the store of results cannot be read; the gateway's log says why"),
             Self::Damaged => {
-                let message = "the stored result of this job is damaged: it is not what a gateway has written there. Send the job again \
-                               under another id or Idempotency-Key";
+                let message = "the stored result of this job is damaged: it is not what a gateway has written there. Send the same \
+                               request again";
                 broken(message).with_retry(Retry::No)
             }
             Self::NoRoom(none) => no_room(none),
@@ -76,15 +76,19 @@ pub async fn read(
     let bytes = usize::try_from(found.meta.size).unwrap_or(usize::MAX);
     let room = answers.room(owner, bytes).await.map_err(Unread::NoRoom)?;
     let bytes = in_time(id, WHAT, found.bytes()).await.ok_or(Unread::Silent)?.map_err(failed)?;
+    let size = bytes.len();
+    let bytes = Bytes::from_owner(Held { bytes, _room: room });
+    // The room is held for as long as this reads, also if the caller is dropped.
     let read = bytes.clone();
     if !off_runtime(read.len(), move || is_whole(&read)).await {
-        tracing::error!(
+        // Each reader of it finds it again, so that this is no ERROR.
+        tracing::warn!(
             job = id,
             caller = owner,
-            bytes = bytes.len(),
+            bytes = size,
             "a stored result is damaged: it is not a job as JSON"
         );
         return Err(Unread::Damaged);
     }
-    Ok(Some(Bytes::from_owner(Held { bytes, _room: room })))
+    Ok(Some(bytes))
 }

@@ -18,6 +18,18 @@ use crate::problem::Problem;
 /// # Errors
 /// The results cannot be written as JSON.
 pub async fn written(entry: &Entry, state: &State) -> serde_json::Result<Vec<u8>> {
+    Ok(written_holding(entry, state, ()).await?.0)
+}
+
+/// Like [`written`]. Holds something while it writes, also if the caller is dropped meanwhile, and returns it.
+///
+/// # Errors
+/// As for [`written`].
+pub async fn written_holding<T: Send + 'static>(
+    entry: &Entry,
+    state: &State,
+    held: T,
+) -> serde_json::Result<(Vec<u8>, T)> {
     let mut view = json!({
         "id": entry.id,
         "object": "job",
@@ -41,7 +53,7 @@ pub async fn written(entry: &Entry, state: &State) -> serde_json::Result<Vec<u8>
                 view["queued_ms"] = json!(answer.queued_ms);
                 view["ran_ms"] = json!(answer.ran_ms);
                 let files = output_files::list(&owners, &id, answer.outputs.iter().map(Some));
-                with_outputs(view, files, &answer.outputs)
+                Ok((with_outputs(view, files, &answer.outputs)?, held))
             })
             .await
         }
@@ -51,15 +63,15 @@ pub async fn written(entry: &Entry, state: &State) -> serde_json::Result<Vec<u8>
                 view["items_done"] = json!(failure.outputs.iter().flatten().count());
                 view["error"] = json!({"code": failure.problem.code, "message": failure.problem.message});
                 let files = output_files::list(&owners, &id, failure.outputs.iter().map(Option::as_ref));
-                with_outputs(view, files, &failure.outputs)
+                Ok((with_outputs(view, files, &failure.outputs)?, held))
             })
             .await
         }
         State::Running { items_done } => {
             view["items_done"] = json!(items_done);
-            serde_json::to_vec(&view)
+            Ok((serde_json::to_vec(&view)?, held))
         }
-        State::Publishing | State::Queued | State::Withdrawn => serde_json::to_vec(&view),
+        State::Publishing | State::Queued | State::Withdrawn => Ok((serde_json::to_vec(&view)?, held)),
     }
 }
 

@@ -57,10 +57,11 @@ pub async fn find_by_id(app: &App, caller: &Caller, id: &str) -> Result<FoundJob
         return Ok(FoundJob::Here(entry));
     }
     if let Some(results) = &app.results {
-        if let Some(written) =
-            stored::read(results, &caller.name, id, &app.answers).await.map_err(Unread::problem)?
-        {
-            return Ok(FoundJob::Stored(written));
+        match stored::read(results, &caller.name, id, &app.answers).await {
+            Ok(Some(written)) => return Ok(FoundJob::Stored(written)),
+            // The job may be running again, at another gateway.
+            Ok(None) | Err(Unread::Damaged) => {}
+            Err(unread) => return Err(unread.problem()),
         }
         if let Some(entry) = followed::find(app, caller, id).await? {
             return Ok(FoundJob::Here(entry));
