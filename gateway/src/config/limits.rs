@@ -24,14 +24,12 @@ const BODIES_MIB_MAX: u32 = 256;
 const ANSWERS_MIB_MAX: u32 = 256;
 
 /// Bytes of uploads on their way to their place, in MiB. An upload to a folder takes less than 256 KiB of them, so all requests in flight
-/// fit. One to an object store takes up to 10 MiB, so a hundred fit.
+/// fit. One to an object store takes up to 10 MiB, so a hundred fit, and with keys 25 of each; further ones wait.
 const UPLOADS_MIB_MAX: u32 = 1024;
 
-/// Event streams and downloads at a time, of all callers: a quarter of the connections, so that they leave room for other requests.
+/// Event streams and downloads at a time, of all callers: a quarter of the connections, so that they leave room for other requests. Of one key
+/// a quarter of that: four for each request that it may have in flight.
 const STREAMS_MAX: u32 = 4096;
-
-/// Of one caller: a quarter, so that it takes four callers to use them up. It is four for each request that a caller may have in flight.
-const STREAMS_MAX_PER_KEY: u32 = 1024;
 
 /// How long a caller waits for a result. The OpenAI client gives up after 600 s.
 const REQUEST_S: u32 = 300;
@@ -98,13 +96,15 @@ pub(super) fn limits(values: &mut Values, has_keys: bool) -> Limits {
     };
     let answers_bytes_per_key = share("http.answers_mib_max_per_key", answers_mib);
     let uploads_bytes_per_key = share("http.uploads_mib_max_per_key", uploads_mib);
+    let streams = values.number("http.streams_max", STREAMS_MAX, 1);
+    let key_streams = values.number("http.streams_max_per_key", share_of_key(streams, has_keys).max(1), 1);
     Limits {
         answers_bytes: answers_mib as usize * MIB,
         answers_bytes_per_key,
         uploads_bytes: uploads_mib as usize * MIB,
         uploads_bytes_per_key,
-        streams: values.number("http.streams_max", STREAMS_MAX, 1) as usize,
-        streams_per_key: values.number("http.streams_max_per_key", STREAMS_MAX_PER_KEY, 1) as usize,
+        streams: streams as usize,
+        streams_per_key: key_streams as usize,
         in_flight: values.number("http.in_flight_max", IN_FLIGHT_MAX, 1) as usize,
         in_flight_per_key: values.number("http.in_flight_max_per_key", IN_FLIGHT_MAX_PER_KEY, 1) as usize,
         connections: values.number("http.connections_max", CONNECTIONS_MAX, 1) as usize,

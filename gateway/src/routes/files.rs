@@ -49,14 +49,17 @@ pub async fn upload(
     })?;
     let files = files(&app)?;
     let bytes = files.buffer_bytes(request_bytes);
-    let room = app.uploads.room(&caller.name, bytes).await;
-    let _room = room.map_err(|none| {
-        none.problem("other uploads", "http.uploads_mib_max, http.uploads_mib_max_per_key")
-    })?;
     let mut drain = app.drain.clone();
-    let stored = timeout(files.upload_max(), store(files, &caller.name, form, &before));
+    let stored = async {
+        let room = app.uploads.room(&caller.name, bytes).await;
+        let _room = room.map_err(|none| {
+            none.problem("other uploads", "http.uploads_mib_max, http.uploads_mib_max_per_key")
+        })?;
+        let stored = timeout(files.upload_max(), store(files, &caller.name, form, &before));
+        stored.await.unwrap_or_else(|_| Err(too_slow()))
+    };
     tokio::select! {
-        stored = stored => stored.unwrap_or_else(|_| Err(too_slow())).map(Json),
+        stored = stored => stored.map(Json),
         Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {
             app.cut_off();
             Err(draining())
