@@ -30,6 +30,7 @@ use crate::jobs::shared_view::{Unwritten, view};
 use crate::jobs::view::failure_of;
 use crate::jobs::{Entry, State as JobState};
 use crate::keys::{Caller, is_name};
+use crate::off_runtime::off_runtime;
 use crate::problem::{Problem, Retry, SHOULD_RETRY};
 use crate::trace::Trace;
 
@@ -191,7 +192,9 @@ async fn found_response(
             answer(&app.answers, &entry, wait).await
         }
         FoundJob::Stored(written) => {
-            let response = ended_response(failure_of(&written).as_ref(), written);
+            let read = written.clone();
+            let failure = off_runtime(read.len(), move || failure_of(&read)).await;
+            let response = ended_response(failure.as_ref(), written);
             Ok(match name {
                 Some(name) => named(response, &name.id, &name.message_id, wait),
                 None => response,
