@@ -12,7 +12,8 @@ use crate::broker::link::Link;
 /// How often the reply queues are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How long a session may be away. A client that loses one opens the next within a second, and publishes the jobs of that second then.
+/// How long a session may be away. A client that loses one alone opens the next within a second, and publishes the jobs of that second
+/// then. While the broker is away its pauses grow to 10 s, so the gateway may be ready that much later than its broker.
 const AWAY_MAX: Duration = Duration::from_secs(3);
 
 /// What the looks have seen.
