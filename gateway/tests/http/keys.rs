@@ -148,8 +148,9 @@ fn a_key_leaves_room_for_the_stored_results_of_others() {
         assert_eq!(read.status, if is_stored { 200 } else { 404 }, "{key} {id}");
         assert_eq!(send(&setup.gateways[0], &keys[key], "GET", &path, None).status, 200, "{key} {id}");
     }
-    let log = setup.gateways[0].program.log();
-    assert_eq!(log.matches("results.folder_mib_max_per_key").count(), 1, "{log}");
+    let told = || setup.gateways[0].program.log().matches("results.folder_mib_max_per_key").count();
+    until("the log tells it", || (told() > 0).then_some(()));
+    assert_eq!(told(), 1);
 }
 
 /// Two callers may come upon the same idempotency key, and one may learn the id of the other's job.

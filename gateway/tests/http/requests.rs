@@ -146,7 +146,7 @@ fn a_model_without_a_queue_logs_no_error() {
     for gateway in &setup.gateways {
         let refused = gateway.post("/v1/embeddings", &json!({"model": "nobody-has-this", "input": "x"}));
         assert_eq!(refused.status, 404, "{refused:?}");
-        let lines = gateway.program.lines();
+        let lines = gateway.lines();
         assert!(lines.iter().any(|line| line["level"] == "INFO"), "the log has no levels: {lines:?}");
         let alarming: Vec<_> =
             lines.iter().filter(|line| line["level"] == "WARN" || line["level"] == "ERROR").collect();
@@ -210,7 +210,7 @@ async fn a_request_and_its_job_have_the_same_ids() {
     assert_eq!(answer.header("traceparent"), Some(parent));
     let id = answer.json()["message_id"].as_str().unwrap().to_owned();
     assert_eq!(answer.header("x-vramq-job-id"), Some(id.as_str()));
-    let lines = setup.gateways[0].program.lines();
+    let lines = setup.gateways[0].lines();
     let line = lines.iter().find(|line| line["request_id"] == "my-request").expect("an access log line");
     assert_eq!((&line["status"], &line["job"], &line["caller"]), (&json!(200), &json!(id), &json!("local")));
     let published = listener.published().await;

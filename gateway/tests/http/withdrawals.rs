@@ -124,7 +124,7 @@ async fn a_client_that_hangs_up_withdraws_its_job_until_it_has_ended() {
         assert_eq!(gateway.metric("vramq_gateway_withdrawals_open", ""), 1.0);
         // The metrics show the request whose client gave up.
         assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"499\""), 1.0);
-        let lines = gateway.program.lines();
+        let lines = gateway.lines();
         let line = lines.iter().find(|line| line["path"] == "/v1/embeddings" && line["status"] == 499);
         let line = line.unwrap_or_else(|| panic!("{lines:?}"));
         assert_eq!((&line["caller"], &line["job"]), (&json!("local"), &json!(job)));

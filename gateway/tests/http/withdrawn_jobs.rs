@@ -97,8 +97,9 @@ impl Held {
         for queue in ["vramq.jobs.echo", "vramq.bulk.echo", "vramq.dead.echo"] {
             until("the queue is empty", || (self.setup.messages(queue) == Some(0)).then_some(()));
         }
+        let told = || self.setup.workers[0].log().matches("the caller withdrew the job").count() as u64;
+        until("the log tells it", || (told() == withdrawn).then_some(()));
         let log = self.setup.workers[0].log();
-        assert_eq!(log.matches("the caller withdrew the job").count() as u64, withdrawn, "{log}");
         assert!(!log.contains("job dead-lettered"), "{log}");
     }
 }
