@@ -106,7 +106,7 @@ fn error(clients: &mut [Served; 2], gateway: &Gateway, key: &str, asked: &str) -
 /// The same of an error that comes of what is done while both clients wait: its code and status, and how many requests the gateway's log
 /// has from then on. A gateway that has ended has a log, too.
 fn error_of(clients: &mut [Served; 2], gateway: &Gateway, meanwhile: impl FnOnce()) -> (String, u64, usize) {
-    let sent = || gateway.lines().iter().filter(|line| line["path"] == route(ECHO)).count();
+    let sent = || gateway.program.lines().iter().filter(|line| line["path"] == route(ECHO)).count();
     let before = sent();
     let both = std::thread::scope(|scope| {
         let both =
