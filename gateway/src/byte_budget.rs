@@ -1,4 +1,4 @@
-//! Bounds the memory that answers, or the buffers of uploads, take together, and those of one caller. Who finds no room waits for a while.
+//! Bounds the memory that answers, or the buffers of uploads, take together, and those of one caller. A request that finds no room waits for a while.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
