@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::sync::watch;
@@ -78,6 +78,21 @@ impl Log {
         until(&format!("a log line with `{text}`"), async || Ok(self.find(text)))
             .await
             .with_context(|| format!("the log:\n{}", self.text()))
+    }
+
+    /// Exactly so many lines contain `text`, waiting for those that are not written yet: what the worker does is seen before its log.
+    ///
+    /// # Errors
+    /// There are fewer or more, with all lines.
+    pub async fn counts(&self, text: &str, count: usize) -> Result<()> {
+        until(&format!("{count} log lines with `{text}`"), async || {
+            Ok((self.count(text) >= count).then_some(()))
+        })
+        .await
+        .with_context(|| format!("the log:\n{}", self.text()))?;
+        let found = self.count(text);
+        ensure!(found == count, "{found} log lines with `{text}`, and not {count}:\n{}", self.text());
+        Ok(())
     }
 
     /// The first line that contains `text`, if there is one yet.

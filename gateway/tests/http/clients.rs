@@ -106,8 +106,7 @@ fn error(clients: &mut [Served; 2], gateway: &Gateway, key: &str, asked: &str) -
 /// The same of an error that comes of what is done while both clients wait: its code and status, and how many requests the gateway's log
 /// has from then on. A gateway that has ended has a log, too.
 fn error_of(clients: &mut [Served; 2], gateway: &Gateway, meanwhile: impl FnOnce()) -> (String, u64, usize) {
-    let sent = || gateway.program.lines().iter().filter(|line| line["path"] == route(ECHO)).count();
-    let before = sent();
+    let before = requests_in_log(gateway);
     let both = std::thread::scope(|scope| {
         let both =
             clients.each_mut().map(|client| scope.spawn(move || client.ask(&["error", &gateway.url, ECHO])));
@@ -115,7 +114,15 @@ fn error_of(clients: &mut [Served; 2], gateway: &Gateway, meanwhile: impl FnOnce
         both.map(|client| Made::of(&client.join().expect("a client")))
     });
     let Made { code, status, .. } = same(both);
-    (code, status, sent() - before)
+    // A thread writes the log: a line may come after the answer.
+    let sent = until("the log has a request of each client", || {
+        Some(requests_in_log(gateway) - before).filter(|sent| *sent >= BOTH)
+    });
+    (code, status, sent)
+}
+
+fn requests_in_log(gateway: &Gateway) -> usize {
+    gateway.program.lines().iter().filter(|line| line["path"] == route(ECHO)).count()
 }
 
 fn expected(class: &str, status: u64, requests: f64) -> (String, u64, f64) {
@@ -257,6 +264,11 @@ async fn own_node_openais_client_does_not_send_again_what_may_run() {
             gateway.program.signal("TERM");
         });
         assert_eq!(outcome, ("draining".to_owned(), 503, BOTH));
+    }
+    for gateway in &mut setup.gateways[2..] {
+        gateway.program.wait();
+        // All of both rounds, also what a line that came late would tell of.
+        assert_eq!(requests_in_log(gateway), 2 * BOTH);
     }
     setup.workers[0].signal("CONT");
 }

@@ -210,7 +210,7 @@ async fn withheld(env: &mut TestEnv, variable: Option<(&str, &str)>) -> Result<(
     let missing = line.field("bytes").and_then(Value::as_u64).context("no bytes")?;
     ensure!(missing == LOADED_MIB << 20, "{}", line.text());
     ensure!(replies.next_within(10 * SILENCE).await?.is_none(), "it ran though the memory is not back");
-    ensure!(worker.log.count("process loaded") == 1, "{}", worker.log.text());
+    worker.log.counts("process loaded", 1).await?;
     gpu.neighbour_holds(0)?;
     let after = output(&mut replies, "bequest").await?;
     ensure!(after["pid"] != place["pid"], "{after} {place}");

@@ -138,7 +138,7 @@ async fn a_killed_process_is_started_again(env: &mut TestEnv) -> Result<()> {
     let killed = children(&worker)?[0];
     kill_process(killed, Signal::KILL)?;
     worker.sessions(GPUS + 1).await?;
-    ensure!(worker.log.find("signal: 9").is_some(), "{}", worker.log.text());
+    worker.log.wait_for("signal: 9").await?;
     sessions_are_right(env, GPUS, 4).await?;
     worker.drain().await
 }
@@ -221,7 +221,7 @@ async fn no_process_outlives_the_first_one(env: &mut TestEnv) -> Result<()> {
     let children = children(&worker)?;
     worker.signal(Signal::KILL)?;
     gone(&children).await?;
-    ensure!(worker.log.count("the parent's end") == GPUS, "{}", worker.log.text());
+    worker.log.counts("the parent's end", GPUS).await?;
     sessions_are_right(env, 0, 0).await
 }
 

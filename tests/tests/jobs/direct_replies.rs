@@ -150,7 +150,7 @@ async fn a_caller_is_answered_after_a_host_was_silent(env: &mut TestEnv) -> Resu
     proxy.pass();
     let reply = caller.next().await?;
     ensure!(reply.properties.message_id().as_ref().is_some_and(|id| id.as_str() == "call"));
-    ensure!(worker.log.count("no channel for direct replies") == 1, "{}", worker.log.text());
+    worker.log.counts("no channel for direct replies", 1).await?;
     until("no connection that is silent", async || Ok((proxy.open() == of_jobs + 1).then_some(()))).await?;
     caller.leave().await?;
     keeps_serving(env, &worker).await
@@ -181,8 +181,11 @@ async fn without_a_second_connection_results_become_dead_letters(env: &mut TestE
         }
     }
     drop(dead);
-    let refused = worker.log.count("refuses a connection for direct replies");
-    ensure!(refused == 1, "the broker was asked {refused} times");
+    worker
+        .log
+        .counts("refuses a connection for direct replies", 1)
+        .await
+        .context("how often the broker was asked")?;
     env.vhost.limit_connections(100).await?;
     caller.leave().await?;
     keeps_serving(env, &worker).await

@@ -50,7 +50,7 @@ async fn serving(
 
 /// The outputs of jobs of one input each, from as many publishers, all of which are published while the program stands still.
 async fn shared(env: &mut TestEnv, worker: &Worker, inputs: Vec<Input>) -> Result<Vec<Output>> {
-    let loaded = worker.log.find("process loaded").context("no process")?;
+    let loaded = worker.log.wait_for("process loaded").await?;
     let pid =
         loaded.field("pid").and_then(Value::as_i64).and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
     let program = pid.context("no pid")?;

@@ -99,7 +99,7 @@ async fn a_program_stops_the_pass_of_a_withdrawn_job(env: &mut TestEnv) -> Resul
     env.client.publish(MODEL, env.job("after", ["echo it"])?).await?;
     ensure!(pid_of(&outputs(&mut replies, "after").await?.0[0])? == before, "another process runs");
     worker.drain().await?;
-    ensure!(worker.log.count("process loaded") == 1);
+    worker.log.counts("process loaded", 1).await?;
     Ok(())
 }
 
@@ -127,8 +127,8 @@ async fn a_program_that_ignores_the_cancel_is_ended_and_its_memory_comes_back(
     env.client.publish(MODEL, env.job("next", ["echo it"])?).await?;
     outputs(&mut replies, "next").await?;
     worker.drain().await?;
-    ensure!(worker.log.count("process loaded") == 3);
-    ensure!(worker.log.count("a cancelled pass did not stop") == 2);
+    worker.log.counts("process loaded", 3).await?;
+    worker.log.counts("a cancelled pass did not stop", 2).await?;
     Ok(())
 }
 

@@ -187,7 +187,7 @@ async fn mistakes_of_a_program_are_in_the_dead_letter(env: &mut TestEnv) -> Resu
         pid = is_kept.then_some(before);
     }
     worker.drain().await?;
-    ensure!(worker.log.count("process loaded") == 2);
+    worker.log.counts("process loaded", 2).await?;
     Ok(())
 }
 
@@ -208,7 +208,7 @@ async fn the_words_of_a_program_about_its_out_of_memory_are_in_the_dead_letter(
     ensure!(failure.reason == Reason::OutOfMemory && failure.error.contains(SAID), "{failure:?}");
     let dossier = letters.next().await?.dead_letter()?;
     ensure!(dossier.error.contains(SAID) && !dossier.error.contains("fragmented"), "{dossier:?}");
-    ensure!(worker.log.count(SAID) > 0, "{}", worker.log.text());
+    worker.log.wait_for(SAID).await?;
     worker.drain().await
 }
 
@@ -278,7 +278,7 @@ async fn a_job_whose_program_finds_the_disk_full_waits_until_there_is_room(env: 
     ensure!((last.reply()?.offset, last.reply()?.attempt) == (1, 0), "{:?}", last.reply());
     ensure!(std::fs::read(served.path("disk"))? == b"x");
     worker.drain().await?;
-    ensure!(worker.log.count("process loaded") == 1, "{}", worker.log.text());
+    worker.log.counts("process loaded", 1).await?;
     Ok(())
 }
 
@@ -335,7 +335,7 @@ async fn every_model_that_cannot_be_loaded_is_named(env: &mut TestEnv) -> Result
         let line = line.with_context(|| format!("{model} is not named"))?;
         ensure!(line.text().contains(cause), "`{cause}` is not in: {}", line.text());
     }
-    ensure!(worker.log.count("cannot start") == broken.len());
+    worker.log.counts("cannot start", broken.len()).await?;
     ensure!(env.vhost.worker_connections().await?.is_empty());
 
     let mut doctor = command("vramq-worker")?;

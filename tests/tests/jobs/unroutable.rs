@@ -41,7 +41,7 @@ async fn only_the_unroutable_are_dead_lettered(env: &mut TestEnv) -> Result<()> 
         letters.push(letter.id().parse()?);
     }
     letters.sort_unstable();
-    ensure!(worker.log.count("job dead-lettered") == lost.len(), "{}", worker.log.text());
+    worker.log.counts("job dead-lettered", lost.len()).await?;
     ensure!(
         letters.into_iter().eq(lost.into_iter().flat_map(|at| [at, at])),
         "the wrong jobs were dead-lettered"

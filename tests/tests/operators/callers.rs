@@ -97,14 +97,14 @@ async fn callers_beyond_the_most_are_counted_together_and_announced_once(env: &m
             Ok((jobs == (at + 1) as f64).then_some(()))
         })
         .await?;
-        ensure!(worker.log.count(WARNING) == most, "after {name}: {}", worker.log.text());
+        worker.log.counts(WARNING, most).await.context(name)?;
         users.push(caller.user);
     }
     let scrape = Scrape::of(&worker).await?;
     let jobs = |caller: &str| scrape.sum("vramq_caller_jobs_total", &[("caller", caller)]);
     let found: Vec<_> = users.iter().map(|user| jobs(user)).chain([jobs("(others)")]).collect();
     ensure!(found == [1.0, 1.0, 0.0, 0.0, 2.0], "{found:?}");
-    let warning = worker.log.find(WARNING).expect("counted above");
+    let warning = worker.log.wait_for(WARNING).await?;
     ensure!(warning.text().contains(&users[2]), "it names another caller: {}", warning.text());
     Ok(())
 }

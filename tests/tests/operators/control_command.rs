@@ -266,8 +266,8 @@ async fn without_channels_for_operators_jobs_go_on(env: &mut TestEnv, node: &Nod
     publish_many(env, 1, JOBS, |job| job).await?;
     let mut counter = ReplyCounter::default();
     counter.collect(&mut env.replies().await?, JOBS).await?;
-    ensure!(worker.log.count("allows this user no channels") == 1, "{}", worker.log.text());
-    ensure!(worker.log.count("session lost") == cut, "{}", worker.log.text());
+    worker.log.counts("allows this user no channels", 1).await?;
+    worker.log.counts("session lost", cut).await?;
     let output = control(env, &["pause", "--worker", &worker.name, "--wait", "1s"]).await?;
     ensure!(output.code != Some(0), "{output:?}");
     ensure!(worker.get("/readyz").await?.0 == 200 && worker.get("/livez").await?.0 == 200);

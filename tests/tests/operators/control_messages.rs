@@ -167,7 +167,8 @@ async fn invalid_commands_affect_no_job(env: &mut TestEnv) -> Result<()> {
     ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
     let answer = operator.ask(&worker, &Command::Pause).await?;
     ensure!(answer.outcome == Outcome::Done, "{answer:?}");
-    ensure!(worker.log.count("\"consuming\"") == 1 && worker.get("/livez").await?.0 == 200);
+    worker.log.counts("\"consuming\"", 1).await?;
+    ensure!(worker.get("/livez").await?.0 == 200);
     Ok(())
 }
 
@@ -212,7 +213,7 @@ async fn exchanges_that_are_deleted_cost_no_session(env: &mut TestEnv) -> Result
     let mut operator = Operator::new(env).await?;
     operator.heartbeat(|heartbeat| heartbeat.worker == worker.name).await?;
     worker.drain().await?;
-    ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
+    worker.log.counts("\"consuming\"", 1).await?;
     Ok(())
 }
 
@@ -263,7 +264,7 @@ async fn answers_go_only_where_replies_may(env: &mut TestEnv) -> Result<()> {
     ensure!((&answer.outcome, answer.state) == (&Outcome::Done, WorkerState::Consuming), "{answer:?}");
     // Answers are published in their order, so the first one would be there.
     ensure!(env.client.ready(FORBIDDEN).await? == 0);
-    let line = worker.log.find("command answered").context("no line about the answer")?;
+    let line = worker.log.wait_for("command answered").await?;
     let unsent = line.field("unsent").and_then(|why| why.as_str()).unwrap_or_default();
     ensure!(unsent.contains(FORBIDDEN) && unsent.contains("reply.allow"), "{}", line.text());
     Ok(())

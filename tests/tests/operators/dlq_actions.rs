@@ -302,18 +302,24 @@ async fn a_retry_that_loses_the_broker_says_what_was_confirmed(env: &mut TestEnv
     // Many more than are published until the connections break.
     let count = 40;
     add_dead_letters(env, letters(count)?).await?;
+    let counted = async |wanted: &dyn Fn(usize) -> bool| {
+        until("the broker's count of the letters", async || {
+            let left = env.vhost.depth(&dead_queue(MODEL)).await?;
+            Ok(left.is_some_and(|left| wanted((left.ready + left.unacked) as usize)).then_some(()))
+        })
+        .await
+    };
+    counted(&|letters| letters == count).await?;
     let proxy = Proxy::to(&env.url).await?;
     let operator = Operator::with_url(proxy.url())?;
     let mut command = operator.command(&["retry", "--all", "--yes", "--rate", "2"])?;
     let retry = command.stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true).spawn()?;
-    let jobs = async |least| {
-        let jobs = jobs_queue(MODEL);
-        until("jobs", async || Ok(Some(env.client.ready(&jobs).await?).filter(|ready| *ready >= least))).await
-    };
-    // The first is confirmed by now: the second was published half a second later.
-    jobs(2).await?;
+    // A letter leaves its queue when the broker has confirmed the job.
+    counted(&|letters| letters < count).await?;
     proxy.hold_confirms();
-    jobs(5).await?;
+    let published = async || env.client.ready(&jobs_queue(MODEL)).await;
+    let before = published().await?;
+    until("jobs without a confirm", async || Ok((published().await? >= before + 3).then_some(()))).await?;
     proxy.cut(Cut::Reset);
     let ended = timeout(DEADLINE, retry.wait_with_output()).await.context("it does not end")??;
     let said = String::from_utf8_lossy(&ended.stderr);

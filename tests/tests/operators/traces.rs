@@ -62,7 +62,7 @@ async fn a_trace_goes_through_attempts_parts_and_dead_letters(env: &mut TestEnv)
         carries(&reply)?;
     }
     // Whoever is woken by this line finds the job and its item.
-    let line = worker.log.find("out of memory").context("no line")?;
+    let line = worker.log.wait_for("out of memory").await?;
     let text = |name: &str| line.field(name).and_then(|value| value.as_str().map(str::to_owned));
     ensure!(text("job").as_deref() == Some("halved"), "{}", line.text());
     ensure!(text("trace_id").as_deref() == Some(TRACE_ID), "{}", line.text());
@@ -83,7 +83,7 @@ async fn a_trace_goes_through_attempts_parts_and_dead_letters(env: &mut TestEnv)
     ensure!(reply.failure()?.reason == Reason::Malformed);
     carries(&reply)?;
     carries(&env.dead_letters().await?.next().await?)?;
-    let line = worker.log.find("job dead-lettered").context("no line")?;
+    let line = worker.log.wait_for("job dead-lettered").await?;
     ensure!(line.field("trace_id").and_then(|id| id.as_str()) == Some(TRACE_ID), "{}", line.text());
     Ok(())
 }
@@ -211,6 +211,6 @@ async fn a_collector_that_is_away_costs_spans_and_nothing_else(env: &mut TestEnv
     ReplyCounter::default().collect(&mut env.replies().await?, 300).await?;
     worker.log.wait_for("spans are lost").await?;
     worker.drain().await?;
-    ensure!(worker.log.count("spans are lost") == 1, "{}", worker.log.text());
+    worker.log.counts("spans are lost", 1).await?;
     Ok(())
 }

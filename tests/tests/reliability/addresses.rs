@@ -51,7 +51,7 @@ async fn the_next_host_is_tried_when_one_swallows_frames(env: &mut TestEnv) -> R
     let swallower = until("a connection", async || Ok((0..2).find(|at| proxies[*at].accepted() > 0))).await?;
     proxies[1 - swallower].pass();
     worker.consuming().await?;
-    ensure!(worker.log.count("trying the next host") == 1, "{}", worker.log.text());
+    worker.log.counts("trying the next host", 1).await?;
     until("no connection to the silent host", async || Ok((proxies[swallower].open() == 0).then_some(())))
         .await?;
     env.client.publish(MODEL, env.job("next", ["x"])?).await?;

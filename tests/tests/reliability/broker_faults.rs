@@ -153,7 +153,7 @@ async fn the_session_stands(env: &mut TestEnv, node: &Node) -> Result<()> {
         flow.collect(&mut env.replies().await?, 0).await.with_context(|| worker.log.text())?;
         sessions_are_right(env, 1, SLOTS).await?;
         worker.drain().await?;
-        ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
+        worker.log.counts("\"consuming\"", 1).await?;
         ensure!(flow.counter.duplicates() == 0, "{} duplicates", flow.counter.duplicates());
     }
     Ok(())

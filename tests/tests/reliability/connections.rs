@@ -89,6 +89,6 @@ async fn large_jobs_cost_no_session_on_a_slow_network(env: &mut TestEnv) -> Resu
     }
     proxy.pass();
     worker.drain().await?;
-    ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
+    worker.log.counts("\"consuming\"", 1).await?;
     Ok(())
 }

@@ -128,11 +128,7 @@ async fn a_secret_that_is_exposed_or_missing(env: &mut TestEnv) -> Result<()> {
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644))?;
     let worker = env.spawn_worker(&settings)?;
     worker.consuming().await?;
-    ensure!(
-        worker.log.count("every user of this machine can read this secret file") == 1,
-        "{}",
-        worker.log.text()
-    );
+    worker.log.counts("every user of this machine can read this secret file", 1).await?;
     worker.drain().await?;
 
     std::fs::remove_file(&file)?;

@@ -69,7 +69,7 @@ async fn what_is_deleted_is_declared_again_in_the_same_session(env: &mut TestEnv
     env.client.publish(MODEL, env.job("bad", ["x"])?.with_body("no job")).await?;
     ensure!(env.dead_letters().await?.next().await?.id() == "bad");
     ensure!(replies.next().await?.failure()?.reason == Reason::Malformed);
-    ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
+    worker.log.counts("\"consuming\"", 1).await?;
     Ok(())
 }
 

@@ -232,7 +232,7 @@ async fn a_further_queue_without_its_majority_stops_only_its_own_consumers(
     silence.end(env).await?;
     let again = found(&worker).await?;
     ensure!(sessions(&again) == (1, 0), "{}", worker.log.text());
-    ensure!(worker.log.count(MISSING) == 1, "{}", worker.log.text());
+    worker.log.counts(MISSING, 1).await?;
     publish(env, FURTHER, "team", JOBS).await?;
     answered(&mut replies, JOBS).await?;
     worker.drain().await?;

@@ -254,7 +254,7 @@ async fn a_dead_queue_that_is_deleted(env: &mut TestEnv) -> Result<()> {
     ensure!(env.replies().await?.next().await?.failure()?.reason == Reason::Malformed);
     ensure!(env.dead_letters().await?.next().await?.id() == "bad");
     worker.sessions(2).await?;
-    ensure!(worker.log.find("it was deleted or unbound").is_some(), "{}", worker.log.text());
+    worker.log.wait_for("it was deleted or unbound").await?;
     sessions_are_right(env, 1, SLOTS).await
 }
 

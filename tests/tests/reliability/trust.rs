@@ -173,7 +173,7 @@ async fn least_permissions_suffice(env: &mut TestEnv) -> Result<()> {
     }
     let output = vramq(&of_watcher, &["control", "pause", "--worker", &worker.name]).await?;
     ensure!(output.code == Some(4), "a watcher may command workers: {output:?}");
-    ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
+    worker.log.counts("\"consuming\"", 1).await?;
     publishers_are_refused(env, &caller).await
 }
 

@@ -113,7 +113,7 @@ async fn a_sick_device_costs_no_job(env: &mut TestEnv) -> Result<()> {
     let mut counter = ReplyCounter::default();
     let mut replies = env.replies().await?;
     counter.collect(&mut replies, 2 * JOBS).await?;
-    ensure!(worker.log.find("health probe succeeded").is_some(), "{}", worker.log.text());
+    worker.log.wait_for("health probe succeeded").await?;
     worker.drain().await?;
     counter.collect_rest(&mut replies).await?;
     ensure!(counter.duplicates() == 0 && worker.total("dead").await? == 0);
@@ -246,7 +246,7 @@ async fn a_pass_that_waits_for_another_process_is_charged_to_no_job(env: &mut Te
     let waits = env.worker(&[&setting, "worker.job_s=2"]).await?;
     publish_many(env, 1, JOBS, |job| job).await?;
     ensure!(waits.exited().await? == Some(5), "{}", waits.log.text());
-    ensure!(waits.log.count("another process keeps the device") == 1, "{}", waits.log.text());
+    waits.log.counts("another process keeps the device", 1).await?;
     let mut queue = env.client.mailbox(&jobs_queue(MODEL)).await?;
     for job in queue.take(JOBS).await? {
         let headers = JobHeaders::read(&job.headers())?;
