@@ -19,7 +19,6 @@ use crate::config::Config;
 use crate::drain::Drain;
 use crate::files::FileStore;
 use crate::in_flight::{InFlight, Permit};
-use crate::job_sessions::JobSessions;
 use crate::jobs::{Jobs, ResultStore};
 use crate::keys::{Caller, Keys};
 use crate::metrics::Metrics;
@@ -56,8 +55,6 @@ pub struct Shared {
     pub answers: ByteBudget,
     /// The memory for uploads on their way to their place.
     pub uploads: ByteBudget,
-    /// Whether the clients that carry jobs have sessions.
-    pub job_sessions: Arc<JobSessions>,
     /// Requests that got no result because the drain ended.
     cut_off: AtomicU64,
     /// The unfinished jobs whose replies this gateway alone takes.
@@ -148,7 +145,6 @@ impl App {
             uploads: ByteBudget::new(limits.uploads_bytes, limits.uploads_bytes_per_key),
             bodies: BodyMemory::new(limits.bodies_bytes, limits.bodies_bytes_per_key),
             metrics: Metrics::default(),
-            job_sessions: Arc::default(),
             cut_off: AtomicU64::new(0),
             own_jobs: AtomicUsize::new(0),
             keys: Arc::clone(&config.http.keys),

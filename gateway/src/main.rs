@@ -22,7 +22,6 @@ use vramq_gateway::config::{Config, Files, Invalid};
 use vramq_gateway::descriptors;
 use vramq_gateway::drain::Drain;
 use vramq_gateway::files::FileStore;
-use vramq_gateway::job_sessions;
 use vramq_gateway::job_task::JOB_MAX;
 use vramq_gateway::jobs::ResultStore;
 use vramq_gateway::keys;
@@ -163,9 +162,6 @@ async fn run(config: Config) -> Result<Exit, String> {
     let stores = Stores { results: results.zip(adoption), files, outputs };
     let app = App::new(config, client, link, stores, operator, drained);
     tracing::info!(%address, "serving");
-    let clients = [Some(&app.client), app.adoption.as_ref().map(|adoption| &adoption.client)];
-    let queues = clients.into_iter().flatten().filter_map(Client::reply_queue).map(str::to_owned).collect();
-    tokio::spawn(job_sessions::watch(Arc::clone(&app.job_sessions), Arc::clone(&app.link), queues));
     tokio::spawn(sweep_jobs(app.clone()));
     tokio::spawn(sweep_results(app.clone()));
     tokio::spawn(sweep_files(app.clone()));

@@ -2,7 +2,7 @@
 
 use std::future::pending;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -45,9 +45,23 @@ pub(crate) struct Actor {
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) reconnects: AtomicU64,
+    /// When the last session ended, unless there is another one.
+    disconnected_at: Mutex<Option<Instant>>,
     /// Why the task has ended, if it has; and the broker's refusal, if that is why.
     pub(crate) end: OnceLock<PublishError>,
     pub(crate) refusal: OnceLock<ConnectError>,
+}
+
+impl Shared {
+    pub(crate) fn disconnected_at(&self) -> Option<Instant> {
+        *self.disconnected_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nothing panics while it holds the lock.
+    fn note_session(&self, is_there: bool) {
+        let mut at = self.disconnected_at.lock().unwrap_or_else(PoisonError::into_inner);
+        *at = if is_there { None } else { at.or_else(|| Some(Instant::now())) };
+    }
 }
 
 enum Event {
@@ -94,6 +108,7 @@ impl Actor {
                     tracing::warn!(broker = self.connector.broker(), error, "session lost, reconnecting");
                 }
             }
+            self.shared.note_session(false);
             // Drop both connections: a half-open session would share the reply queue with its successor.
             drop(session);
             session = match self.reconnect().await {
@@ -115,6 +130,7 @@ impl Actor {
                 let jobs = self.registry.fail_confirmed(&JobError::ReplyQueueLost);
                 tracing::warn!(jobs, "reply queue lost with the replies in it; created a new one");
             }
+            self.shared.note_session(true);
             self.shared.reconnects.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -242,6 +258,7 @@ impl Actor {
     fn fail(&mut self, publishes: &PublishError, jobs: &JobError) {
         // Set once only: the task ends with it.
         let _ = self.shared.end.set(publishes.clone());
+        self.shared.note_session(false);
         self.jobs.close();
         self.window.fail(publishes);
         while let Ok(outgoing) = self.jobs.try_recv() {

@@ -153,6 +153,12 @@ impl Client {
         self.0.reply_queue.as_ref().map(ShortString::as_str)
     }
 
+    /// How long the client has had no session, in which it publishes jobs and takes replies; `None` while it has one. A client that has
+    /// ended has none any more.
+    pub fn disconnected_for(&self) -> Option<Duration> {
+        self.0.shared.disconnected_at().map(|at| at.elapsed())
+    }
+
     /// Why the client has given up, if the broker refused to let it reconnect. Its jobs have failed as `Disconnected`.
     pub fn refusal(&self) -> Option<&ConnectError> {
         self.0.shared.refusal.get()

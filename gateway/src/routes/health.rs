@@ -1,14 +1,13 @@
 //! `/livez`, `/readyz` and `/metrics`, for orchestrators and Prometheus. `/health`, as in text-embeddings-inference, is `/readyz`. No key
 //! is needed.
 
-use std::time::Instant;
-
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use crate::app::App;
 use crate::drain::Drain;
+use crate::job_sessions;
 use crate::metrics::Now;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -27,7 +26,7 @@ pub async fn readyz(State(app): State<App>) -> Response {
     if !app.link.is_connected() {
         return not_ready("no connection to the broker\n");
     }
-    if !app.job_sessions.are_there(Instant::now()) {
+    if !job_sessions::are_there(&app.client, app.adoption.as_ref()) {
         return not_ready("no connection to the broker for jobs\n");
     }
     "ready\n".into_response()
@@ -36,7 +35,7 @@ pub async fn readyz(State(app): State<App>) -> Response {
 pub async fn metrics(State(app): State<App>) -> Response {
     let (kept_jobs, kept_bytes) = app.jobs.size();
     let (withdrawals, connected) = (&app.link.withdrawals, app.link.is_connected());
-    let connected = connected && app.job_sessions.are_there(Instant::now());
+    let connected = connected && job_sessions::are_there(&app.client, app.adoption.as_ref());
     let (withdrawals, excess) = (withdrawals.len(), withdrawals.excess());
     let unfinished_jobs = app.own_jobs_count();
     let now = Now { unfinished_jobs, kept_jobs, kept_bytes, withdrawals, excess, connected };

@@ -102,6 +102,7 @@ async fn a_deleted_reply_queue_comes_back() {
     let queue = client.reply_queue().unwrap().to_owned();
     channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default()).await.unwrap();
     until("the client noticed", || (client.stats().reconnects == 1).then_some(())).await;
+    assert_eq!(client.disconnected_for(), None, "it has a session again");
     assert_eq!(broker.queues("vramq.replies.client."), [queue]);
     let pending = in_time(client.submit(job("m", &["x"]), SubmitOptions::default())).await.unwrap();
     assert_eq!(in_time(pending.outputs()).await.unwrap(), [worker::embed("x")]);
@@ -120,11 +121,13 @@ async fn giving_up_ends_everything() {
     options.reconnect_for = Some(Duration::from_millis(300));
     let client = Client::connect(options).await.unwrap();
     let pending = in_time(client.submit(job("m", &["x"]), SubmitOptions::default())).await.unwrap();
+    assert_eq!(client.disconnected_for(), None);
     // The broker cuts a deleted user's connections, and takes no new ones.
     broker.remove_user(&user);
     let lost = in_time(pending.outputs()).await.unwrap_err();
     assert!(matches!(lost, JobError::Disconnected(_)), "{lost:?}");
     let refused = in_time(client.submit(job("m", &["x"]), SubmitOptions::default())).await.unwrap_err();
     assert!(matches!(refused, PublishError::Disconnected(_)), "{refused:?}");
+    assert!(client.disconnected_for().is_some());
     worker.abort();
 }
