@@ -40,8 +40,8 @@ pub enum Kind {
 #[derive(Debug, Default)]
 pub struct Plan {
     pub selected: Vec<Selected>,
-    /// All dead letters that match the query, selected or not.
-    copies: HashMap<Fingerprint, Copies>,
+    /// How many dead letters match the query, selected or not. Identical ones have one fingerprint.
+    copies: HashMap<Fingerprint, usize>,
     pairing: Pairing,
     /// What each name matches, by id and by fingerprint.
     matches: HashMap<usize, (Vec<Fingerprint>, Vec<Fingerprint>)>,
@@ -60,13 +60,6 @@ pub struct Kinds {
     pub retried: u64,
 }
 
-/// Identical dead letters.
-#[derive(Clone, Copy, Debug, Default)]
-struct Copies {
-    selected: u32,
-    seen: u32,
-}
-
 impl Plan {
     /// Considers the next dead letter of the queue. `before` is how many are selected in other queues.
     pub fn consider(&mut self, letter: &DeadLetter, query: &Query, before: u64) {
@@ -74,12 +67,10 @@ impl Plan {
         if !query.filter.takes(letter, &summary) || !self.is_named(&summary, &query.names) {
             return;
         }
-        let copies = self.copies.entry(summary.fingerprint).or_default();
-        copies.seen += 1;
+        *self.copies.entry(summary.fingerprint).or_default() += 1;
         if query.first.is_some_and(|first| before + self.selected.len() as u64 >= first) {
             return;
         }
-        copies.selected += 1;
         self.pairing.add(letter, &summary, self.selected.len());
         let kind = if summary.results.is_some() { Kind::Results } else { Kind::Job };
         let Summary { fingerprint, id, retries, .. } = summary;
@@ -137,8 +128,7 @@ impl Plan {
         for Selected { fingerprint, kind, .. } in &self.selected {
             kinds.entry(*fingerprint).or_default().push(kind.clone());
         }
-        let spare = self.copies.iter().map(|(fingerprint, c)| (*fingerprint, c.seen - c.selected)).collect();
-        Claims { kinds, spare, settled: HashMap::new() }
+        Claims { kinds, copies: self.copies.clone(), settled: HashMap::new() }
     }
 }
 
@@ -177,10 +167,10 @@ pub fn unmatched<'a>(
 #[derive(Debug)]
 pub(crate) struct Claims {
     kinds: HashMap<Fingerprint, Vec<Kind>>,
-    /// Copies that were not selected, and stay.
-    spare: HashMap<Fingerprint, u32>,
-    /// Letters that were taken: unacknowledged, or acknowledged.
-    settled: HashMap<Fingerprint, u32>,
+    /// How many dead letters the plan saw, taken or not.
+    copies: HashMap<Fingerprint, usize>,
+    /// How many of them the destination has. They were acknowledged.
+    settled: HashMap<Fingerprint, usize>,
 }
 
 /// What to do with a dead letter that was read.
@@ -197,7 +187,7 @@ impl Claims {
         self.kinds.values().map(Vec::len).sum()
     }
 
-    /// Stops taking further letters.
+    /// Stops taking further letters: they stay.
     pub(crate) fn give_up(&mut self) {
         self.kinds.clear();
     }
@@ -207,16 +197,23 @@ impl Claims {
         !self.settled.is_empty()
     }
 
-    /// Starts a reading of the queue. Each reading counts the copies that stay from zero.
+    /// Starts a reading of the queue, which delivers each letter once at most.
     pub(crate) fn reading(&mut self) -> Reading<'_> {
-        Reading { spare: self.spare.clone(), claims: self }
+        let staying = self.settled.iter().map(|(fingerprint, settled)| {
+            let seen = self.copies.get(fingerprint).copied().unwrap_or_default();
+            let claimed = self.kinds.get(fingerprint).map_or(0, Vec::len);
+            (*fingerprint, seen.saturating_sub(settled + claimed))
+        });
+        Reading { staying: staying.collect(), claims: self }
     }
 }
 
 #[derive(Debug)]
 pub(crate) struct Reading<'a> {
     claims: &'a mut Claims,
-    spare: HashMap<Fingerprint, u32>,
+    /// Of each letter that the destination had before this reading: how many identical ones it does not have, and this reading does not take.
+    /// They were not selected, or could not be stored, or nobody knows whether they are.
+    staying: HashMap<Fingerprint, usize>,
 }
 
 impl Reading<'_> {
@@ -232,15 +229,13 @@ impl Reading<'_> {
             }
             return kind.map_or(Claim::Leave, Claim::Take);
         }
-        if !self.claims.settled.contains_key(&fingerprint) {
-            return Claim::Leave;
-        }
-        match self.spare.get_mut(&fingerprint) {
-            Some(spare) if *spare > 0 => {
-                *spare -= 1;
+        match self.staying.get_mut(&fingerprint) {
+            Some(0) => Claim::Remove,
+            Some(staying) => {
+                *staying -= 1;
                 Claim::Leave
             }
-            _ => Claim::Remove,
+            None => Claim::Leave,
         }
     }
 
@@ -350,5 +345,25 @@ mod tests {
         assert_eq!(reading.claim(twin.fingerprint()), Claim::Leave);
         assert_eq!(reading.claim(twin.fingerprint()), Claim::Remove);
         assert_eq!(reading.claim(other.fingerprint()), Claim::Leave);
+    }
+
+    /// One of three identical letters is transferred. The next one cannot be stored, and the last one is not read before the action ends.
+    #[test]
+    fn identical_letters_that_were_not_transferred_stay() {
+        let twin = written("a", Reason::Malformed, |_| {});
+        let fingerprint = twin.fingerprint();
+        let mut claims = planned(&[twin.clone(), twin.clone(), twin], &query(&[], None)).claims();
+        let mut reading = claims.reading();
+        assert_eq!(reading.claim(fingerprint), Claim::Take(Kind::Job));
+        reading.settle(fingerprint);
+        assert_eq!(reading.claim(fingerprint), Claim::Take(Kind::Job));
+        claims.give_up();
+        // Another reading, without and with the transferred one, whose acknowledgement the broker lost.
+        for removed in [0, 1] {
+            let mut reading = claims.reading();
+            let claimed: Vec<_> = (0..2 + removed).map(|_| reading.claim(fingerprint)).collect();
+            assert_eq!(claimed[..2], [Claim::Leave, Claim::Leave]);
+            assert_eq!(claimed[2..], vec![Claim::Remove; removed]);
+        }
     }
 }

@@ -11,25 +11,37 @@ pub enum Stop {
     Terminated,
 }
 
-/// Requests to end early. The first one stops the reading, while letters in flight are settled. The second one stops that as well.
+/// Requests to end early. The first one stops the reading, while letters in flight are settled, and their acknowledgements checked. The
+/// second one stops that as well.
 #[derive(Debug)]
-pub struct Stops(mpsc::Receiver<Stop>);
+pub struct Stops {
+    requests: mpsc::Receiver<Stop>,
+    received: u32,
+}
 
 impl Stops {
     /// A sender of requests to end, and their receiver.
     pub fn channel() -> (mpsc::Sender<Stop>, Self) {
         // More than two change nothing.
         let (sender, receiver) = mpsc::channel(2);
-        (sender, Self(receiver))
+        (sender, Self { requests: receiver, received: 0 })
     }
 
     /// Waits for the next request.
     ///
     /// Cancel safety: none is lost.
     pub async fn next(&mut self) -> Stop {
-        match self.0.recv().await {
-            Some(stop) => stop,
+        match self.requests.recv().await {
+            Some(stop) => {
+                self.received += 1;
+                stop
+            }
             None => std::future::pending().await,
         }
+    }
+
+    /// Whether the second one has come.
+    pub(crate) fn are_urgent(&self) -> bool {
+        self.received > 1
     }
 }

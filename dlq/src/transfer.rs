@@ -1,18 +1,18 @@
 //! Moves the selected dead letters of a queue to a destination. Each leaves its queue only when the destination has it.
 
 mod in_flight;
+mod outcome;
 
-use std::collections::HashSet;
 use std::fmt;
 use std::time::Duration;
 
 use in_flight::{AnsweredJob, InFlight, LeaseEnd};
+pub use outcome::Outcome;
 use serde_json::Value;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::access::Access;
 use crate::audit_log::{AuditLog, End};
-use crate::dead_letter::Fingerprint;
 use crate::destination::{Destination, PendingLetter, Target};
 use crate::error::Error;
 use crate::plan::{Claim, Claims, Kind, Plan};
@@ -30,36 +30,6 @@ const CONFIRMS_MAX: Duration = Duration::from_secs(60);
 /// How often the queue is read again for dead letters whose acknowledgement the broker lost. RabbitMQ 3.10 passes
 /// acknowledgements to a quorum queue in groups of 32, and loses an incomplete group when the channel closes.
 const CHECKS_MAX: u32 = 10;
-
-/// The result of a transfer from one queue.
-#[derive(Debug, Default)]
-pub struct Outcome {
-    /// Stored at the destination, and acknowledged in the queue. If the broker was lost, it may not have taken the last acknowledgements.
-    pub done: Vec<Fingerprint>,
-    /// Published, but the broker did not answer: they may be stored at the destination, and are still in the queue.
-    pub unknown: Vec<Fingerprint>,
-    /// Still in the queue, with the reason.
-    pub kept: Vec<(Fingerprint, String)>,
-    /// Selected, but no longer in the queue.
-    pub gone: usize,
-    /// Results that their reply queue has.
-    delivered: HashSet<Fingerprint>,
-    /// Undelivered and delivered results, still in the queue, of jobs that wait until all their results are delivered. Even delivered ones
-    /// stay until then: if one were removed and this process were killed, a later retry would run the job again.
-    needed: HashSet<Fingerprint>,
-    /// Results in `needed` that were delivered but went back to the queue at the end of a reading.
-    back: HashSet<Fingerprint>,
-}
-
-impl Outcome {
-    /// Results that their reply queue has, and that are still in the dead queue because their job is. If the action ended early, another one
-    /// delivers them again.
-    pub fn delivered_and_there(&self) -> Vec<Fingerprint> {
-        let kept = self.kept.iter().map(|(fingerprint, _)| fingerprint);
-        let named: HashSet<_> = self.done.iter().chain(kept).collect();
-        self.delivered.iter().filter(|fingerprint| !named.contains(fingerprint)).copied().collect()
-    }
-}
 
 /// Called with the number of letters that have left their queue since the last call.
 pub type OnMoved<'a> = &'a (dyn Fn(usize) + Send + Sync);
@@ -144,12 +114,17 @@ impl Transfer<'_> {
             let (left, delivered) = (claims.left(), self.outcome.delivered.len());
             let LeaseEnd { removed, given_back } = match self.lease(&mut claims).await {
                 Ok(end) => end,
-                Err(error) if ended.is_err() || matches!(error, Error::Unreachable(_)) => {
-                    return ended.and(Err(error));
-                }
                 Err(error) => {
+                    let is_last = ended.is_err()
+                        || !claims.has_settled()
+                        || self.stops.are_urgent()
+                        || matches!(error, Error::Unreachable(_));
+                    ended = ended.and(Err(error));
+                    if is_last {
+                        self.outcome.acks_unsure = claims.has_settled();
+                        return ended;
+                    }
                     // Letters that were transferred until then still have to leave the queue reliably.
-                    ended = Err(error);
                     claims.give_up();
                     continue;
                 }
@@ -159,6 +134,7 @@ impl Transfer<'_> {
                     return ended;
                 }
                 if checks == CHECKS_MAX {
+                    self.outcome.acks_unsure = true;
                     let error = "the broker keeps delivering dead letters that were acknowledged; they were transferred";
                     return ended.and(Err(Error::Failed(error.to_owned())));
                 }

@@ -296,6 +296,7 @@ impl Operator {
         let mut stops = stopped_by(drain);
         let ended = transfers.run(&report.model, plan, &mut target, &mut stops).await;
         let Ended { outcome, error } = ended.map_err(|error| problem(&error))?;
+        let early_end = outcome.early_end(past, plan.selected.len(), "look again").join("; ");
         let Outcome { done, kept, gone, .. } = outcome;
         let (moved, stayed) = (done.len() as u64, kept.len() as u64);
         tracing::info!(
@@ -310,11 +311,9 @@ impl Operator {
         );
         if let Some(error) = error {
             let Problem { status, code, message, .. } = problem(&error);
-            let archived = path.map_or(String::new(), |path| format!("; those are in the gateway's {path}"));
-            let message = format!(
-                "{moved} of {} dead letters were {past}{archived}; the others stay: {message}",
-                report.letters
-            );
+            let archived =
+                path.map_or(String::new(), |path| format!("; what was dropped is in the gateway's {path}"));
+            let message = format!("{message}; {early_end}{archived}");
             return Err(Problem::new(status, code, message).with_retry(Retry::No));
         }
         let kept = kept.into_iter().take(KEPT_MAX);

@@ -5,11 +5,12 @@ use std::future::pending;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use futures_util::future::select_all;
+use futures_util::future::{join_all, select_all};
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use vramq_amqp::{PublishOutcome, PublishPipeline, Settled};
+use vramq_dlq::Stops;
 use vramq_dlq::archive::{Line, Lines};
 use vramq_dlq::dead_letter::{DeadLetter, Fingerprint};
 use vramq_dlq::destination::publisher;
@@ -54,6 +55,8 @@ struct Counts {
     other_models: u64,
     torn: u64,
     cannot_publish: u64,
+    /// Published, but the broker did not answer.
+    unknown: u64,
 }
 
 impl Counts {
@@ -76,42 +79,19 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let mut import = Import { common, progress: &progress, counts: &mut counts, queues: HashMap::new() };
     let lines = read(args.files.clone());
     let mut ended = tokio::select! {
-        ended = import.publish(lines, args.files.len(), args.duplicates) => ended,
+        ended = import.all(lines, args) => ended,
         stop = stops.next() => Err(Error::Stopped(stop)),
     };
-    // Also after an error: what the broker has is counted. A further signal ends the wait.
-    let within = if ended.is_ok() { Duration::MAX } else { CONFIRMS_MAX };
-    if ended.is_err() && import.is_waiting() {
-        progress.say(&format!(
-            "waiting up to {} s for the broker to confirm what was sent; another signal ends this",
-            CONFIRMS_MAX.as_secs()
-        ));
+    if let Err(first) = ended {
+        ended = Err(import.settle_after(first, &mut stops).await);
     }
-    let settled = tokio::select! {
-        settled = timeout(within, import.settle_all()) => settled.unwrap_or_else(|_| Err(Error::Unreachable(
-            "the broker did not confirm all that was published: import again, and what is there is left out".to_owned(),
-        ))),
-        stop = stops.next() => Err(Error::Stopped(stop)),
-    };
-    ended = match (ended, settled) {
-        (Err(first), Err(later)) => {
-            // The code is that of the first, unless a person ended the wait.
-            let (code, other) =
-                if matches!(later, Error::Stopped(_)) { (later, first) } else { (first, later) };
-            progress.say(&format!("error: {other}"));
-            Err(code)
-        }
-        (ended, settled) => ended.and(settled),
-    };
-    for (_, queue) in import.queues {
-        queue.lock.close().await;
-    }
-    let Counts { published, there, other_models, torn, cannot_publish } = counts;
+    import.close().await;
+    let Counts { published, there, other_models, torn, cannot_publish, unknown } = counts;
     audit_log.log_note(
         "end",
         json!({
             "published": published, "there_already": there, "other_models": other_models, "torn": torn,
-            "unfit": cannot_publish, "error": ended.as_ref().err().map(ToString::to_string),
+            "unfit": cannot_publish, "unknown": unknown, "error": ended.as_ref().err().map(ToString::to_string),
         }),
     )?;
     progress.finish("restored");
@@ -119,6 +99,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
         (there, "in the queue already, left out"),
         (other_models, "of other models, left out"),
         (torn, "cut off at the end of a file; it was not removed from its queue"),
+        (unknown, unknown_are(args.duplicates)),
     ] {
         if count > 0 {
             eprintln!("{} {what}", counted(count, "dead letter"));
@@ -126,6 +107,15 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     }
     ended?;
     Ok(if cannot_publish == 0 { exit::DONE } else { exit::FAILED })
+}
+
+/// What published dead letters are that the broker has neither confirmed nor refused.
+fn unknown_are(duplicates: bool) -> &'static str {
+    if duplicates {
+        "published without an answer of the broker: look with `vramq dlq list` before you import again, which with --duplicates publishes all of them again"
+    } else {
+        "published without an answer of the broker: import again, and what is there is left out"
+    }
 }
 
 /// Reads on a thread of its own, because a read from a pipe or a terminal may never return, and a signal must end the command all the
@@ -161,7 +151,7 @@ fn read(files: Vec<PathBuf>) -> mpsc::Receiver<Result<Line, Error>> {
 /// The thread that reads has ended before the files have, which only a fault of this program does.
 fn reading_ended(read: usize, files: usize) -> Error {
     Error::Failed(format!(
-        "reading ended after {read} of {}, by a fault of this program: report it, and import again, what is there is left out",
+        "reading ended after {read} of {}, by a fault of this program: please report it",
         counted(files as u64, "file")
     ))
 }
@@ -185,6 +175,47 @@ struct DeadQueue {
 }
 
 impl Import<'_> {
+    /// Publishes the dead letters of all files, and waits until the broker has them.
+    async fn all(&mut self, lines: mpsc::Receiver<Result<Line, Error>>, args: &Args) -> Result<(), Error> {
+        self.publish(lines, args.files.len(), args.duplicates).await?;
+        self.settle_all().await
+    }
+
+    /// Waits for the confirms of what an import has sent that ended with this error. Returns the error that names its end.
+    async fn settle_after(&mut self, first: Error, stops: &mut Stops) -> Error {
+        if !self.is_waiting() {
+            return first;
+        }
+        self.progress.say(&format!(
+            "waiting up to {} s for the broker to confirm what was sent; another signal ends this",
+            CONFIRMS_MAX.as_secs()
+        ));
+        let settled = tokio::select! {
+            settled = timeout(CONFIRMS_MAX, self.settle_all()) => settled.unwrap_or_else(|_| {
+                Err(Error::Unreachable("the broker did not confirm all that was published".to_owned()))
+            }),
+            stop = stops.next() => Err(Error::Stopped(stop)),
+        };
+        let (names_end, other) = match settled {
+            Ok(()) => return first,
+            // A person ended the wait.
+            Err(later @ Error::Stopped(_)) => (later, first),
+            Err(later) => (first, later),
+        };
+        self.progress.say(&format!("error: {other}"));
+        names_end
+    }
+
+    /// Counts what the broker has not answered, and releases the queues, all at a time: a broker that is silent delays each.
+    async fn close(self) {
+        let queues = self.queues.into_values();
+        let closing = queues.map(|mut queue| {
+            self.counts.unknown += queue.publisher.forget().len() as u64;
+            async move { queue.lock.close().await }
+        });
+        join_all(closing).await;
+    }
+
     /// Publishes the dead letters of so many files.
     async fn publish(
         &mut self,
@@ -325,7 +356,7 @@ impl DeadQueue {
             }
         }
         let Some(error) = settled.lost else { return result };
-        self.publisher.forget();
+        counts.unknown += self.publisher.forget().len() as u64;
         Err(error.into())
     }
 }

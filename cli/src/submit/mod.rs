@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use futures_util::{StreamExt as _, stream};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use vramq_producer::{Client, ConnectError, Encoding};
 use vramq_schemas::ITEMS_MAX;
 
@@ -246,15 +246,17 @@ async fn work(
     progress: &Progress,
     mut signals: Signals,
 ) -> Result<(u8, Signals), Interrupt> {
-    let stop = Cell::new(false);
+    let stop = Notify::new();
     let input_fault = Cell::new(None);
     let chunks = stream::unfold((Some(first), chunks), |(first, mut chunks)| async {
-        if stop.get() {
-            return None;
-        }
         let next = match first {
             Some(first) => Some(Ok(first)),
-            None => chunks.recv().await,
+            // The next line of a pipe may come late, or never.
+            None => tokio::select! {
+                biased;
+                () = stop.notified() => None,
+                next = chunks.recv() => next,
+            },
         };
         match next? {
             Ok(chunk) => Some((chunk, (None, chunks))),
@@ -283,7 +285,9 @@ async fn work(
                     if let Err(error) = totals.take(&answer, &mut results, template, progress) {
                         return Ok((written_off(&error, results, progress), signals));
                     }
-                    stop.set(totals.fatal.is_some());
+                    if totals.fatal.is_some() {
+                        stop.notify_one();
+                    }
                 }
             },
         }

@@ -3,8 +3,9 @@
 use crate::common::command::{Scratch, code, command, line, lines, stderr, submit, submit_stdin};
 use crate::common::{Broker, bounded, in_time, until, worker};
 use lapin::types::FieldTable;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::task::JoinHandle;
 
 /// For so long the command tries to reconnect to a broker that is away.
@@ -137,6 +138,20 @@ async fn a_broker_that_refuses_the_jobs_is_4() {
     assert!(said.contains("the queue of model `small` is full; try again later"), "{said}");
     assert!(said.contains("2 items published"), "{said}");
     assert_eq!(String::from_utf8_lossy(&full.stdout).lines().count(), 2);
+}
+
+/// As with `tail -f log | vramq submit`: more lines may never come.
+#[tokio::test]
+async fn an_error_ends_the_command_while_it_waits_for_lines() {
+    let broker = Broker::new();
+    let args = ["--model", "nobody", "--job-items", "1"];
+    let mut child = command(&broker.url(), &args).stdin(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"a line\n").await.unwrap();
+    let refused = in_time(child.wait_with_output()).await.unwrap();
+    code(&refused, 4);
+    assert!(stderr(&refused).contains("no queue for model `nobody`"), "{}", stderr(&refused));
+    drop(stdin);
 }
 
 #[tokio::test]
