@@ -1,5 +1,6 @@
 //! Runs `vramq dlq` as a process, as an operator would, and makes dead letters for it.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
@@ -227,6 +228,20 @@ pub async fn add_dead_letters(env: &mut TestEnv, letters: Vec<Message>) -> Resul
         );
     }
     Ok(())
+}
+
+/// How often each id is in a queue; takes it out.
+///
+/// # Errors
+/// There is no such queue, or its messages do not come.
+pub async fn drained(env: &TestEnv, queue: &str) -> Result<BTreeMap<String, usize>> {
+    let mut counts = BTreeMap::new();
+    let count = env.client.ready(queue).await?;
+    let mut mailbox = env.client.mailbox(queue).await?;
+    for message in mailbox.take(count as usize).await? {
+        *counts.entry(message.id().to_owned()).or_default() += 1;
+    }
+    Ok(counts)
 }
 
 /// How many letters a test of many has.

@@ -6,6 +6,8 @@ mod control_command;
 mod control_messages;
 mod dlq;
 mod dlq_actions;
+mod dlq_early_ends;
+mod dlq_import;
 mod dlq_results;
 mod http;
 mod logs;
