@@ -275,7 +275,7 @@ async fn a_silent_network(env: &mut TestEnv) -> Result<()> {
             .any(|text| line.text().contains(text));
         ensure!(is_noticed, "{}", line.text());
         // What it tries now goes nowhere either.
-        until("another connection", async || Ok((proxy.accepted() > 1).then_some(()))).await?;
+        until("another connection", async || Ok((proxy.accepted() > CONNECTIONS).then_some(()))).await?;
         proxy.pass();
         worker.sessions(2).await
     };
