@@ -1,6 +1,7 @@
 //! An operator at the broker: commands to workers, their answers, their heartbeats.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Error, Result, ensure};
 use lapin::types::AMQPValue;
@@ -139,7 +140,15 @@ impl Operator {
     /// # Errors
     /// The queue is gone.
     pub async fn hears_nothing(&mut self) -> Result<bool> {
-        Ok(self.answers.next_within(crate::wait::SILENCE).await?.is_none())
+        Ok(!self.hears_within(crate::wait::SILENCE).await?)
+    }
+
+    /// Whether an answer comes within a time.
+    ///
+    /// # Errors
+    /// The queue is gone.
+    pub async fn hears_within(&mut self, time: Duration) -> Result<bool> {
+        Ok(self.answers.next_within(time).await?.is_some())
     }
 
     /// The next heartbeat that is as wanted.

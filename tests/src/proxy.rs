@@ -212,8 +212,14 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
                     reset(&client);
                     continue;
                 }
+                // Before it counts: whoever sees that it was accepted may set another mode.
+                let always = match *shared.mode.borrow() {
+                    Mode::SwallowNew => Some(Mode::Swallow),
+                    Mode::HoldNewConfirms => Some(Mode::HoldConfirms),
+                    _ => None,
+                };
                 shared.accepted.fetch_add(1, Ordering::SeqCst);
-                connections.spawn(connection(client, Arc::clone(&shared)));
+                connections.spawn(connection(client, Arc::clone(&shared), always));
             }
             Some(_) = connections.join_next() => {}
         }
@@ -229,16 +235,12 @@ impl Drop for Open<'_> {
     }
 }
 
-async fn connection(mut client: TcpStream, shared: Arc<Shared>) {
+/// Forwards a connection to its end, in the proxy's mode, or always in one.
+async fn connection(mut client: TcpStream, shared: Arc<Shared>, always: Option<Mode>) {
     let mut cut = shared.cut.subscribe();
     shared.open.fetch_add(1, Ordering::SeqCst);
     let _open = Open(&shared.open);
     let mut mode = shared.mode.subscribe();
-    let always = match *mode.borrow() {
-        Mode::SwallowNew => Some(Mode::Swallow),
-        Mode::HoldNewConfirms => Some(Mode::HoldConfirms),
-        _ => None,
-    };
     // A stalled connection does not reach the broker; a broker that is away resets.
     let broker = async {
         mode.wait_for(|mode| *mode != Mode::Stall).await.ok()?;

@@ -129,6 +129,9 @@ fn expected(class: &str, status: u64, requests: f64) -> (String, u64, f64) {
     (class.to_owned(), status, requests)
 }
 
+/// How the names of the gateways' reply queues begin.
+const REPLY_QUEUES: &str = "vramq.replies.client.";
+
 /// Requests of both clients, of which each sends one.
 const BOTH: usize = 2;
 
@@ -245,6 +248,8 @@ async fn own_node_openais_client_does_not_send_again_what_may_run() {
     }
     setup.workers[0].signal("STOP");
     let gateways = &setup.gateways[2..];
+    let of_replies = || setup.queues(REPLY_QUEUES).len();
+    let sessions = of_replies();
     let mut published = 0;
     let mut both_wait = || {
         published += BOTH as u64;
@@ -254,9 +259,11 @@ async fn own_node_openais_client_does_not_send_again_what_may_run() {
         let outcome = error_of(&mut clients, gateway, || {
             both_wait();
             // What came in them, and would come, is lost.
-            setup.delete_queues("vramq.replies.client.");
+            setup.delete_queues(REPLY_QUEUES);
         });
         assert_eq!(outcome, ("broker_lost".to_owned(), 503, BOTH));
+        // The other gateways have lost theirs, too. One that is long without a session refuses what may be sent again.
+        until("the reply queues are back", || (of_replies() == sessions).then_some(()));
     }
     for gateway in gateways {
         let outcome = error_of(&mut clients, gateway, || {

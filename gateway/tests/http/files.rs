@@ -170,6 +170,8 @@ fn a_gateway_that_cannot_have_a_folder_takes_no_uploads() {
         for key in ["files.folder", "files.url", "[store.NAME]"] {
             assert!(refused.text.contains(key), "{refused:?}");
         }
+        // From now on the log has what came before.
+        gateway.lines();
         let log = gateway.program.log();
         assert_eq!(log.matches("this gateway takes no uploads").count(), warnings, "{log}");
         let job = json!({"model": ECHO, "inputs": ["x"]});

@@ -213,11 +213,16 @@ impl Setup {
         until("the broker has counted the queue's messages", || self.messages(queue))
     }
 
-    /// Deletes the queues whose names begin so.
-    pub fn delete_queues(&self, prefix: &str) {
+    /// The names of the queues that begin so.
+    pub fn queues(&self, prefix: &str) -> Vec<String> {
         let listed = self.manage("GET", &format!("/api/queues/{}", self.vhost));
         let names = listed.as_array().into_iter().flatten().filter_map(|queue| queue["name"].as_str());
-        for name in names.filter(|name| name.starts_with(prefix)) {
+        names.filter(|name| name.starts_with(prefix)).map(str::to_owned).collect()
+    }
+
+    /// Deletes them.
+    pub fn delete_queues(&self, prefix: &str) {
+        for name in self.queues(prefix) {
             self.manage("DELETE", &format!("/api/queues/{}/{name}", self.vhost));
         }
     }

@@ -128,7 +128,8 @@ async fn a_caller_is_answered_after_the_connection_of_replies_was_cut(env: &mut 
     for call in 0..3 {
         caller.call(env.job(&format!("call {call}"), ["x"])?).await?;
         until("the connection of replies", async || {
-            Ok((env.vhost.cut_worker(&name).await? == 1).then_some(()))
+            // The one that was cut before may still be listed.
+            Ok((env.vhost.cut_worker(&name).await? > 0).then_some(()))
         })
         .await?;
     }

@@ -147,6 +147,8 @@ async fn forged_attempts_and_out_of_memory(env: &mut TestEnv) -> Result<()> {
     let last = replies.last().context("no replies")?.reply()?;
     // The counter saturates instead of wrapping around.
     ensure!(last.attempt == u32::MAX, "{last:?}");
+    // The whole log is here when the process has ended.
+    worker.drain().await?;
     let requeued = worker.log.count("\"out of memory\"");
     ensure!((1..=5).contains(&requeued), "{requeued} times back to the queue");
     has_published(&worker, &proxy, requeued + replies.len()).await?;

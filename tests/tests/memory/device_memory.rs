@@ -182,7 +182,7 @@ async fn a_restart_keeps_learned_limits(env: &mut TestEnv) -> Result<()> {
 }
 
 /// The device leaks for some eight hundred jobs, one after the other.
-const LEAKS_MAX: Duration = Duration::from_secs(240);
+const LEAKS_MAX: Duration = Duration::from_secs(480);
 
 async fn a_leak_is_reported_and_ends_in_a_restart(env: &mut TestEnv) -> Result<()> {
     for text in ["made to fail", "device memory leaks", "nearly full"] {

@@ -68,6 +68,7 @@ async fn reading_changes_nothing(env: &mut TestEnv) -> Result<()> {
         }
     }
     ensure!(cut_off > 0, "each command had ended before it was to be cut off");
+    all_ready(env, count).await?;
     let (one, other) =
         tokio::join!(operator.run_for(0, &["list", "--json"]), operator.run_for(0, &["list", "--json"]));
     ensure!(one? == other?, "two at once do not see the same");

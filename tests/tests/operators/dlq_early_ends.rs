@@ -127,8 +127,8 @@ fn logged(operator: &Operator, key: &str) -> Result<usize> {
 
 /// Some jobs are confirmed, others are published without a confirm, and the rest is not published when the connections break.
 async fn a_retry_that_loses_the_broker_says_what_was_confirmed(env: &mut TestEnv) -> Result<()> {
-    // Many more than are published until the connections break.
-    let count = 40;
+    // Many more than are published until the connections break, however late the broker counts.
+    let count = 100;
     add_dead_letters(env, letters(count)?).await?;
     let counted = async |wanted: &dyn Fn(usize) -> bool| {
         until("the broker's count of the letters", async || {

@@ -48,8 +48,8 @@ async fn run_unanswered(env: &mut TestEnv, jobs: Vec<Message>) -> Result<String>
     Ok(worker.name.clone())
 }
 
-fn in_parts(env: &TestEnv) -> Result<Message> {
-    env.job("in parts", (0..ITEMS).map(|_| "x".repeat(TEXT_BYTES)))
+fn in_parts(env: &TestEnv, items: usize) -> Result<Message> {
+    env.job("in parts", (0..items).map(|_| "x".repeat(TEXT_BYTES)))
 }
 
 async fn declare_late(env: &TestEnv) -> Result<()> {
@@ -133,7 +133,7 @@ async fn a_job_with_one_of_two_ids_does_not_run_again(env: &mut TestEnv) -> Resu
 }
 
 async fn a_job_with_results_in_parts_does_not_run_again(env: &mut TestEnv) -> Result<()> {
-    let job = in_parts(env)?;
+    let job = in_parts(env, ITEMS)?;
     run_unanswered(env, vec![job]).await?;
     let operator = Operator::at(env)?;
     let letters = operator.ids().await?.len();
@@ -158,7 +158,8 @@ async fn a_job_with_results_in_parts_does_not_run_again(env: &mut TestEnv) -> Re
 async fn a_job_does_not_run_again_after_a_retry_that_is_killed_between_its_parts(
     env: &mut TestEnv,
 ) -> Result<()> {
-    let job = in_parts(env)?;
+    // A second for each reply: enough to be in the middle of, also where the test stands still for some of them.
+    let job = in_parts(env, 2 * ITEMS)?;
     run_unanswered(env, vec![job]).await?;
     let operator = Operator::at(env)?;
     let letters = operator.ids().await?.len();
@@ -188,7 +189,7 @@ async fn a_job_does_not_run_again_after_a_retry_that_is_killed_between_its_parts
 }
 
 async fn a_job_without_its_last_part_runs_again(env: &mut TestEnv) -> Result<()> {
-    let job = in_parts(env)?;
+    let job = in_parts(env, ITEMS)?;
     run_unanswered(env, vec![job]).await?;
     declare_late(env).await?;
     let operator = Operator::at(env)?;
@@ -216,7 +217,7 @@ async fn a_job_without_its_last_part_runs_again(env: &mut TestEnv) -> Result<()>
 
 /// While the operator is asked, another client takes a part of the results. The job and its other results stay.
 async fn results_that_stay_are_not_counted_as_gone(env: &mut TestEnv) -> Result<()> {
-    let job = in_parts(env)?;
+    let job = in_parts(env, ITEMS)?;
     run_unanswered(env, vec![job]).await?;
     declare_late(env).await?;
     let operator = Operator::at(env)?;

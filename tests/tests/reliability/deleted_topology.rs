@@ -1,6 +1,8 @@
 //! Exchanges and queues that an operator deletes while a worker runs, and that the worker would miss only when it publishes: it looks for
 //! them. What costs a session is in `session.rs`.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, ensure};
 use lapin::{BasicProperties, Confirmation, ExchangeKind};
 use vramq_schemas::Reason;
@@ -24,6 +26,9 @@ on_one_setup!(
 );
 
 const JOBS: usize = 20;
+
+/// A command without an answer for so long was lost. The late answer to a command that was not would be taken for that to a later one.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 
 const AGAIN: &str = "an exchange or a queue is missing: declaring it again";
 
@@ -122,7 +127,7 @@ async fn hears_commands(operator: &mut Operator, worker: &Worker) -> Result<()> 
     let command = Command::Set { log: "info".to_owned() };
     until("the worker to hear commands", async || {
         operator.tell(worker, &command).await?;
-        Ok((!operator.hears_nothing().await?).then_some(()))
+        Ok(operator.hears_within(ANSWERED_WITHIN).await?.then_some(()))
     })
     .await
 }

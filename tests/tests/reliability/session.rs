@@ -110,8 +110,9 @@ async fn suffers_cuts(worker: &Worker, proxy: &Proxy) -> Result<()> {
     let files = worker.open_files().context("no worker")?;
     for cut in 0..CUTS_EACH {
         let how = [Cut::Reset, Cut::Finish][cut % 2];
-        let standing = proxy.cut(how);
-        ensure!(standing == CONNECTIONS, "{standing} connections to cut");
+        // One that the worker has given up may still stand for a moment.
+        until("its two connections", async || Ok((proxy.open() == CONNECTIONS).then_some(()))).await?;
+        proxy.cut(how);
         worker.sessions(cut + 2).await?;
     }
     let mut now = 0;
@@ -274,7 +275,7 @@ async fn a_silent_network(env: &mut TestEnv) -> Result<()> {
             .any(|text| line.text().contains(text));
         ensure!(is_noticed, "{}", line.text());
         // What it tries now goes nowhere either.
-        until("another connection", async || Ok((proxy.accepted() > 1).then_some(()))).await?;
+        until("another connection", async || Ok((proxy.accepted() > CONNECTIONS).then_some(()))).await?;
         proxy.pass();
         worker.sessions(2).await
     };
@@ -373,12 +374,13 @@ async fn a_dead_letter_that_is_not_confirmed_ends_the_session(env: &mut TestEnv)
     env.announce("job dead-lettered");
     env.leave(&dead_queue(MODEL));
     let proxy = env.proxy().await?;
-    let worker = env.worker(&[&format!("broker.url={}", proxy.url()), "broker.confirm_s=3"]).await?;
+    // The next session has what it publishes confirmed within that time, also where the machine stands still for some seconds.
+    let worker = env.worker(&[&format!("broker.url={}", proxy.url()), "broker.confirm_s=10"]).await?;
     proxy.hold_confirms();
     env.client.publish(MODEL, env.job("bad", ["x"])?.with_body("{")).await?;
     let line = worker.log.wait_for("session lost").await?;
     proxy.pass();
-    ensure!(line.text().contains("did not confirm a message within 3 s"), "{}", line.text());
+    ensure!(line.text().contains("did not confirm a message within 10 s"), "{}", line.text());
     let mut replies = env.replies().await?;
     ensure!(replies.next().await?.failure()?.reason == Reason::Malformed);
     env.client.publish(MODEL, env.job("good", ["x"])?).await?;
