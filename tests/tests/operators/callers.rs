@@ -1,6 +1,6 @@
 //! The metrics of a worker by caller.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use vramq_schemas::fields;
 use vramq_schemas::headers::TENANT;
 use vramq_tests::answers::{answered_once, items};
@@ -97,7 +97,7 @@ async fn callers_beyond_the_most_are_counted_together_and_announced_once(env: &m
             Ok((jobs == (at + 1) as f64).then_some(()))
         })
         .await?;
-        worker.log.counts(WARNING, most).await.context(name)?;
+        worker.log.counts(WARNING, most).await.with_context(|| format!("after {name}"))?;
         users.push(caller.user);
     }
     let scrape = Scrape::of(&worker).await?;

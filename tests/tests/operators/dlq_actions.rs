@@ -2,7 +2,7 @@
 //!
 //! With a few hundred letters; with `VRAMQ_TEST_FULL=1` ten thousand.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::Value;
 use vramq_schemas::topology::{dead_queue, jobs_queue};
 use vramq_schemas::{Reason, ReplyKind};
