@@ -6,8 +6,8 @@ use std::fmt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
-use lapin::Connection;
 use lapin::options::ConfirmSelectOptions;
+use lapin::{Connection, ErrorKind};
 
 use crate::confirms::PublishOutcome;
 use crate::ledger::UnknownOutcome;
@@ -151,7 +151,7 @@ impl<T> PublishPipeline<T> {
     /// Cancel safety: an outcome that a dropped call has not returned is returned by the next one.
     pub async fn next(&mut self) -> Settled<T> {
         let too_large = self.too_large.drain(..).map(|token| (token, PublishOutcome::TooLarge));
-        let mut settled = Settled { outcomes: too_large.collect(), lost: self.lost.clone() };
+        let mut settled = Settled { outcomes: too_large.collect(), lost: self.known_loss() };
         while settled.outcomes.is_empty() && settled.lost.is_none() {
             let mut completed = self.confirming.next().await;
             if completed.is_none() {
@@ -174,9 +174,18 @@ impl<T> PublishPipeline<T> {
                 self.set_confirmed(sequence);
                 settled.outcomes.extend(self.in_flight.remove(&sequence).map(|it| (it.token, outcome)));
             }
-            settled.lost.clone_from(&self.lost);
+            settled.lost = self.known_loss();
         }
         settled
+    }
+
+    /// Why the channel is lost, as soon as that is known: while a channel closes, it refuses further publishes without a reason, and those
+    /// before them then fail with the broker's.
+    fn known_loss(&self) -> Option<lapin::Error> {
+        let is_known = |error: &lapin::Error| {
+            self.confirming.is_empty() || !matches!(error.kind(), ErrorKind::InvalidChannelState(..))
+        };
+        self.lost.clone().filter(is_known)
     }
 
     fn set_confirmed(&mut self, sequence: u64) {

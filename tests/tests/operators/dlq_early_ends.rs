@@ -58,6 +58,7 @@ async fn a_letter_that_stays_is_not_taken_for_its_copy(env: &mut TestEnv) -> Res
     add_dead_letters(env, vec![twin.clone(), twin]).await?;
     // A quorum queue takes more than it has room for.
     declare_small(env, Queue::Classic, 1).await?;
+    env.leave("small");
     let operator = Operator::at(env)?;
     for (room, moved) in [("takes one", 1), ("is full", 0)] {
         let ended = operator.run(&["retry", "--all", "--yes", "--to", "small"]).await?;
