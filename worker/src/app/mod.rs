@@ -67,9 +67,10 @@ pub fn main() -> ! {
 /// Ends the process at once, without the exit handlers of libraries. A driver's handler waits for its device, and a device that is lost or
 /// stuck in a pass never answers.
 fn end(exit: Exit) -> ! {
-    close_log();
-    // Standard output may still be buffered.
+    // Standard output may still be buffered. This comes before the end of the log, which may hold the lock of standard output for ever: both
+    // may be one pipe that nobody reads.
     let _ = std::io::stdout().flush();
+    close_log();
     // SAFETY: `_exit` may be called by any thread at any time, and nothing of this process runs after it.
     unsafe { libc::_exit(exit as i32) }
 }
