@@ -61,7 +61,7 @@ pub fn start_log(directives: &str, format: LogFormat, gpu: Option<usize>) -> Res
     let plain =
         std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) || !io::stderr().is_terminal();
     let thread = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LINES_MAX).thread_name("log");
-    let (queue, thread) = thread.finish(Output { to: io::stderr(), dropped_told: 0 });
+    let (queue, thread) = thread.finish(Output { to: io::stderr(), dropped_reported: 0 });
     *log() = Some(OpenLog { dropped: queue.error_counter(), thread: Some(thread) });
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(Lines { queue, gpu, format })
@@ -153,25 +153,25 @@ impl<'a> MakeWriter<'a> for Lines {
 #[derive(Debug)]
 struct Output<W> {
     to: W,
-    /// How many dropped lines the log has told of.
-    dropped_told: u64,
+    /// How many dropped lines the log has reported.
+    dropped_reported: u64,
 }
 
 impl<W: Write> Write for Output<W> {
-    /// Writes an event in a single call, because other processes write to the same place. Then there is room for a line about those that
-    /// were dropped.
+    /// Writes an event in a single call, because other processes write to the same place.
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         self.to.write_all(event)?;
-        let dropped = dropped_log_lines();
-        if dropped > self.dropped_told {
-            let lines = dropped - self.dropped_told;
-            self.dropped_told = dropped;
-            tracing::warn!(lines, "lines of the log were dropped: standard error was not read fast enough");
-        }
         Ok(event.len())
     }
 
+    /// The thread flushes when no line waits any more: only then is there surely room for a line about those that were dropped.
     fn flush(&mut self) -> io::Result<()> {
+        let dropped = dropped_log_lines();
+        if dropped > self.dropped_reported {
+            let lines = dropped - self.dropped_reported;
+            self.dropped_reported = dropped;
+            tracing::warn!(lines, "lines of the log were dropped: standard error was not read fast enough");
+        }
         self.to.flush()
     }
 }
