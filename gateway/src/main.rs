@@ -85,12 +85,12 @@ fn main() -> ExitCode {
             exit
         }),
     };
-    close_log();
-    exit.unwrap_or_else(|error| {
-        eprintln!("vramq-gateway: {error}");
-        Exit::Usage
-    })
-    .into()
+    let (exit, failure) = match exit {
+        Ok(exit) => (exit, None),
+        Err(error) => (Exit::Usage, Some(format!("vramq-gateway: {error}"))),
+    };
+    close_log(failure);
+    exit.into()
 }
 
 fn new_key(name: &str) -> Result<Exit, String> {

@@ -85,13 +85,21 @@ pub fn start_log(directives: &str, format: LogFormat, gpu: Option<usize>) -> Res
     Ok(Logs(handle))
 }
 
-/// Writes the lines that wait, and ends the log. If nobody reads standard error, it gives up after a second.
-pub fn close_log() {
-    let Some(writer) = log().as_mut().and_then(|log| log.thread.take()) else { return };
+/// Writes the lines that wait, then why the program failed, if it did, and ends the log. If nobody reads standard error, it gives up after a
+/// second.
+pub fn close_log(failure: Option<String>) {
+    let thread = log().as_mut().and_then(|log| log.thread.take());
+    if thread.is_none() && failure.is_none() {
+        return;
+    }
     let (closed, is_closed) = mpsc::channel();
-    // In a thread, because a full queue makes the library print to standard output, which may be the same pipe that nobody reads.
+    // In a thread, because who prints to standard error waits for the thread of the log, which may write for ever.
     let closing = thread::Builder::new().name("log-end".to_owned()).spawn(move || {
-        drop(writer);
+        drop(thread);
+        if let Some(failure) = failure {
+            // An `Err`: nobody reads it any more.
+            let _ = writeln!(io::stderr(), "{failure}");
+        }
         let _ = closed.send(());
     });
     if closing.is_ok() {

@@ -1,6 +1,6 @@
 //! Logs: one that nobody reads stops nothing.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::Stdio;
 
 use serde_json::Value;
@@ -60,4 +60,17 @@ fn a_log_that_nobody_reads_stops_nothing() {
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     let status = until("the gateway's end", || gateway.try_wait().unwrap());
     assert!(status.success(), "{status}");
+}
+
+#[test]
+fn a_fault_of_the_configuration_ends_a_gateway_that_nobody_reads() {
+    let (_unread, mut pipe) = std::io::pipe().expect("a pipe");
+    let mut command = gateway_command();
+    command.args(["run", "--set", "http.request_s=soon"]).stdin(Stdio::null());
+    command.stdout(pipe.try_clone().expect("a pipe")).stderr(pipe.try_clone().expect("a pipe"));
+    // Fills the pipe, and fails when nobody can read it any more.
+    std::thread::spawn(move || while pipe.write_all(&[b'\n'; 4096]).is_ok() {});
+    let mut gateway = command.spawn().expect("start the gateway");
+    let status = until("the gateway's end", || gateway.try_wait().unwrap());
+    assert_eq!(status.code(), Some(2));
 }
