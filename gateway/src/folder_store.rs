@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 
 use crate::folder_threads::{Busy, FolderThreads, Turn, file_pieces};
 
-/// What the names of claims end with. Nobody relies on the claim of a gateway that is gone, so a power cut may take it.
+/// What the names of claims end with. Nobody relies on the claim of a gateway that is gone, so a power cut may take it, or leave it empty.
 pub const CLAIM_SUFFIX: &str = ".claim";
 
 /// Objects that a sweep removes at a time.
