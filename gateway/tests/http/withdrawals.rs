@@ -11,7 +11,7 @@ use lapin::options::{
 };
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer, ExchangeKind};
-use serde_json::json;
+use serde_json::{Value, json};
 use vramq_amqp::WITHDRAWN_MAX;
 use vramq_schemas::fields::as_text;
 use vramq_schemas::topology::{JOBS_EXCHANGE, WITHDRAWALS_EXCHANGE};
@@ -194,6 +194,38 @@ async fn a_withdrawal_that_was_answered_is_sent_although_the_gateway_stops() {
         assert_eq!(withdrawn.json()["state"], "withdrawn", "{withdrawn:?}");
         listener.withdrawal(accepted.header("x-vramq-job-id").expect("the job's name")).await;
     }
+}
+
+/// Another gateway has published a job of the same name before the withdrawn one ends.
+#[test]
+fn the_end_of_a_withdrawn_job_leaves_the_record_of_a_later_one() {
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    let results = setup.folder.path().join("results");
+    for _ in 0..2 {
+        setup.gateway(&set(&[format!("results.folder={}", results.display())]));
+    }
+    setup.wait_for_models(&[ECHO]);
+    setup.workers[0].signal("STOP");
+    let gateway = &setup.gateways[0];
+    let job = json!({"model": ECHO, "inputs": ["x"]});
+    assert_eq!(gateway.send("PUT", "/v1/jobs/again", &[], Some(&job)).status, 202);
+    assert_eq!(gateway.send("DELETE", "/v1/jobs/again", &[], None).json()["state"], "withdrawn");
+    let path = |id: &str| results.join("local").join(format!("{id}.open"));
+    let mut record = until("the record says that the job is withdrawn", || {
+        let record: Value = serde_json::from_slice(&std::fs::read(path("again")).ok()?).ok()?;
+        (record["withdrawn"] == true).then_some(record)
+    });
+    record["secret"] = json!("of another run");
+    std::fs::write(path("again"), record.to_string()).unwrap();
+    setup.workers[0].signal("CONT");
+    until("the withdrawn job has ended", || {
+        (gateway.metric("vramq_gateway_withdrawals_open", "") == 0.0).then_some(())
+    });
+    let done = gateway.send("PUT", "/v1/jobs/next", &[("prefer", "wait=60")], Some(&job));
+    assert_eq!(done.json()["state"], "done", "{done:?}");
+    until("the next job's own record is removed", || (!path("next").exists()).then_some(()));
+    assert!(path("again").exists());
 }
 
 /// Withdrawn jobs beyond those whose withdrawals are repeated.
