@@ -25,7 +25,8 @@ impl InProgress {
     }
 }
 
-/// A stream that fails when the time for what it waits for is over.
+/// A stream that fails when the time for what it waits for is over. It learns of a request's end when it is polled. Nothing polls it when the
+/// rest of a request's body is dropped last: such an idle connection lives until hyper's own time, which is longer.
 #[derive(Debug)]
 pub struct IdleTimeout<S> {
     stream: S,
