@@ -24,6 +24,7 @@ use crate::storage::{Place, Storage};
 use crate::used::{Reserved, Used};
 pub(crate) use names::is_id;
 use names::{check_id, content_path, description_path, is_ours};
+pub(crate) use upload::Held;
 use upload::Upload;
 
 /// Files that are looked up at a time for one job: it has up to 65,536 inputs, and an object store takes some 20 ms for each.
@@ -118,7 +119,7 @@ impl FileStore {
         &self.storage
     }
 
-    /// Stores an upload while it is received. A failed upload leaves nothing behind.
+    /// Stores an upload while it is received. A failed upload leaves nothing behind. `held` is dropped when the upload is no longer in memory.
     ///
     /// # Errors
     /// It is too large, too slow, breaks off, or the store is full.
@@ -128,10 +129,11 @@ impl FileStore {
         filename: &str,
         media_type: &str,
         pieces: impl Stream<Item = Result<Bytes, E>>,
+        held: Held,
     ) -> Result<FileView, Problem> {
         let id = format!("file-{}", Uuid::new_v4().simple());
-        let upload = Upload::begin(&self.storage.objects, content_path(owner, &id), self.part_bytes()).await;
-        let mut upload = upload.map_err(|e| failed("store the file", &e))?;
+        let begun = Upload::begin(&self.storage.objects, content_path(owner, &id), self.part_bytes(), held);
+        let mut upload = begun.await.map_err(|e| failed("store the file", &e))?;
         let mut reserved = self.used.reserved(owner);
         self.stream(&mut upload, &mut reserved, pieces).await?;
         let created_at = seconds_of(SystemTime::now());
@@ -342,6 +344,11 @@ mod tests {
         assert!(homeless.contains("XDG_STATE_HOME"), "{homeless}");
     }
 
+    /// What these uploads hold.
+    fn nothing() -> Held {
+        Box::new(())
+    }
+
     fn pieces(texts: &[&'static str]) -> impl Stream<Item = Result<Bytes, std::io::Error>> + use<> {
         let pieces: Vec<_> = texts.iter().map(|text| Ok(Bytes::from_static(text.as_bytes()))).collect();
         stream::iter(pieces)
@@ -357,7 +364,7 @@ mod tests {
     async fn a_file_is_its_owners() {
         let folder = tempfile::tempdir().unwrap();
         let store = store(folder.path()).await;
-        let view = store.put("a", "x.txt", "text/plain", pieces(&["ab", "cd"])).await.unwrap();
+        let view = store.put("a", "x.txt", "text/plain", pieces(&["ab", "cd"]), nothing()).await.unwrap();
         assert_eq!(store.view("a", &view.id).await.unwrap(), view);
         for (part, expected) in [(None, "abcd"), (Some(1..3), "bc"), (Some(3..4), "d")] {
             let content = store.content("a", &view.id, part).await.unwrap().bytes().await.unwrap();
@@ -377,14 +384,17 @@ mod tests {
     async fn too_much_leaves_nothing_behind() {
         let folder = tempfile::tempdir().unwrap();
         let store = store(folder.path()).await;
-        let large = store.put("a", "x", "", pieces(&["01234", "567890"])).await;
+        let large = store.put("a", "x", "", pieces(&["01234", "567890"]), nothing()).await;
         assert_eq!(large.unwrap_err().status, 413);
         let broken = stream::iter([Ok(Bytes::from_static(b"0123")), Err(std::io::Error::other("gone"))]);
-        assert_eq!(store.put("a", "x", "", broken).await.unwrap_err().status, 400);
+        assert_eq!(store.put("a", "x", "", broken, nothing()).await.unwrap_err().status, 400);
         assert_eq!(counted(&store), (0, 0));
-        store.put("a", "x", "", pieces(&["0123456789"])).await.unwrap();
+        store.put("a", "x", "", pieces(&["0123456789"]), nothing()).await.unwrap();
         for owner in ["a", "b"] {
-            assert_eq!(store.put(owner, "x", "", pieces(&["0123456789"])).await.unwrap_err().status, 507);
+            assert_eq!(
+                store.put(owner, "x", "", pieces(&["0123456789"]), nothing()).await.unwrap_err().status,
+                507
+            );
         }
         assert_eq!(counted(&store), (10, 0));
         // Uploads by other gateways count from the next sweep on. Descriptions count, too.

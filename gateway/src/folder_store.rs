@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 
 use crate::folder_threads::{Busy, FolderThreads, Turn, file_pieces};
 
-/// What the names of claims end with. Nobody relies on the claim of a gateway that is gone, so a power cut may take it.
+/// What the names of claims end with. Nobody relies on the claim of a gateway that is gone, so a power cut may take it, or leave it empty.
 pub const CLAIM_SUFFIX: &str = ".claim";
 
 /// Objects that a sweep removes at a time.
@@ -102,9 +102,14 @@ impl fmt::Display for FolderStore {
 #[async_trait]
 impl ObjectStore for FolderStore {
     async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
-        let files = if at.as_ref().ends_with(CLAIM_SUFFIX) { &self.unsynced } else { &self.files };
-        let (files, at) = (Arc::clone(files), at.clone());
-        self.run(async move { files.put_opts(&at, payload, options).await }).await
+        let at = at.clone();
+        if at.as_ref().ends_with(CLAIM_SUFFIX) {
+            let files = Arc::clone(&self.unsynced);
+            return self.run(async move { files.put_opts(&at, payload, options).await }).await;
+        }
+        // Waits, also while the folder hangs: an end or a record that is not stored is lost, and who stores it gives up in time.
+        let (files, turn) = (Arc::clone(&self.files), self.threads.turn_at_last().await.ok_or(Busy));
+        run(turn, async move { files.put_opts(&at, payload, options).await }).await
     }
 
     async fn put_multipart_opts(
@@ -234,6 +239,10 @@ mod tests {
             caller.abort();
         }
         assert!(is_busy(&read("there").await.unwrap().unwrap_err()));
+        let written = tokio::spawn({
+            let store = Arc::clone(&store);
+            async move { store.put(&Path::from("written"), vec![2].into()).await }
+        });
         let since = Instant::now();
         for _ in 0..1_000 {
             assert!(is_busy(&read("there").await.unwrap().unwrap_err()));
@@ -242,7 +251,9 @@ mod tests {
         other.put(&Path::from("a/b"), vec![1].into()).await.unwrap();
         assert_eq!(other.get(&Path::from("a/b")).await.unwrap().bytes().await.unwrap(), vec![1]);
         // A writer lets all of them go on.
+        assert!(!written.is_finished(), "who writes waits");
         let _writer = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
+        written.await.unwrap().unwrap();
         while store.threads.free() < OPERATIONS_MAX {
             tokio::task::yield_now().await;
         }

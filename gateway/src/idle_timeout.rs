@@ -25,11 +25,13 @@ impl InProgress {
     }
 }
 
-/// A stream that fails when the time for what it waits for is over.
+/// A stream that fails when the time for what it waits for is over. It learns of a request's end when it is polled. Nothing polls it when the
+/// rest of a request's body is dropped last: such an idle connection lives until hyper's own time, which is longer.
 #[derive(Debug)]
 pub struct IdleTimeout<S> {
     stream: S,
     requests: InProgress,
+    head_max: Duration,
     idle_max: Duration,
     waits_for: WaitsFor,
     /// The client has yet to take bytes of a response. hyper drops the body with the request's [`InProgress`] before.
@@ -49,9 +51,9 @@ enum WaitsFor {
 
 impl<S> IdleTimeout<S> {
     /// `requests` has one more clone, from which those of the requests are made.
-    pub fn new(stream: S, requests: InProgress, idle_max: Duration) -> Self {
-        let waits_for = WaitsFor::Head(Box::pin(sleep(HEAD_MAX)));
-        Self { stream, requests, idle_max, waits_for, has_unsent: false }
+    pub fn new(stream: S, requests: InProgress, head_max: Duration, idle_max: Duration) -> Self {
+        let waits_for = WaitsFor::Head(Box::pin(sleep(head_max)));
+        Self { stream, requests, head_max, idle_max, waits_for, has_unsent: false }
     }
 
     fn look(&mut self) {
@@ -84,7 +86,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for IdleTimeout<S> {
         let read = Pin::new(&mut self.stream).poll_read(cx, into);
         if read.is_ready() {
             if matches!(self.waits_for, WaitsFor::Request(_)) && into.filled().len() > before {
-                self.waits_for = WaitsFor::Head(Box::pin(sleep(HEAD_MAX)));
+                self.waits_for = WaitsFor::Head(Box::pin(sleep(self.head_max)));
             }
             return read;
         }
@@ -137,7 +139,7 @@ mod tests {
     fn connection(idle_max: Duration) -> (IdleTimeout<DuplexStream>, DuplexStream, InProgress) {
         let (stream, client) = duplex(64);
         let service = InProgress::default();
-        (IdleTimeout::new(stream, service.clone(), idle_max), client, service)
+        (IdleTimeout::new(stream, service.clone(), HEAD_MAX, idle_max), client, service)
     }
 
     #[tokio::test]

@@ -163,7 +163,7 @@ impl Task {
         }
     }
 
-    /// Tells callers that the job is withdrawn, then the workers. Goes on to follow its `life`, for as long as a withdrawal may take.
+    /// Sends the withdrawal to the workers, and answers callers. Goes on to follow its `life`, for as long as a withdrawal may take.
     async fn withdraw(&self, life: impl Future, own: Option<OwnJob>) {
         if self.entry.is_taken_elsewhere()
             && let Some(state) = self.stored_end().await
@@ -173,16 +173,23 @@ impl Task {
             return;
         }
         self.store(&State::Withdrawn).await;
+        let is_elsewhere = self.entry.is_taken_elsewhere();
+        if is_elsewhere {
+            // Once workers hear of the withdrawal, the job ends, and its own gateway removes the record, which this one must not write again.
+            self.record_withdrawal().await;
+        }
+        let withdrawal = Withdrawal { job: self.entry.message_id.clone(), secret: self.entry.secret.clone() };
+        // Before its caller hears of it: a gateway that stops answers its callers, and then waits only for withdrawals that it knows of.
+        let awaited = self.app.link.withdrawals.add(withdrawal);
+        drop(own);
         self.entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
         self.keep();
         self.app.metrics.withdrawn.inc();
-        // The caller has its answer. The record first: once workers hear of the withdrawal, the job ends, and its own gateway removes the
-        // record, which this one must not write again.
-        self.record_withdrawal().await;
-        let withdrawal = Withdrawal { job: self.entry.message_id.clone(), secret: self.entry.secret.clone() };
+        if !is_elsewhere {
+            // Only this task removes the record, and not before it goes on with the job's life.
+            self.record_withdrawal().await;
+        }
         // Let the publish go on: the withdrawal also reaches a job that is published after it.
-        let awaited = self.app.link.withdrawals.add(withdrawal);
-        drop(own);
         if let Some(_awaited) = awaited {
             let _ = timeout(WITHDRAWN_AWAITED_MAX, life).await;
         }

@@ -62,7 +62,17 @@ impl From<Exit> for ExitCode {
     }
 }
 
+/// Ends the log when it is dropped, also by a panic of the main thread: the log then has the panic's line.
+struct EndOfLog;
+
+impl Drop for EndOfLog {
+    fn drop(&mut self) {
+        close_log(None);
+    }
+}
+
 fn main() -> ExitCode {
+    let _end = EndOfLog;
     let exit = match Cli::parse().command {
         Command::NewKey { name } => new_key(&name),
         Command::Completions(completions) => completions.write::<Cli>().map(|()| Exit::Drained),
@@ -85,12 +95,12 @@ fn main() -> ExitCode {
             exit
         }),
     };
-    close_log();
-    exit.unwrap_or_else(|error| {
-        eprintln!("vramq-gateway: {error}");
-        Exit::Usage
-    })
-    .into()
+    let (exit, failure) = match exit {
+        Ok(exit) => (exit, None),
+        Err(error) => (Exit::Usage, Some(format!("vramq-gateway: {error}"))),
+    };
+    close_log(failure);
+    exit.into()
 }
 
 fn new_key(name: &str) -> Result<Exit, String> {

@@ -17,7 +17,7 @@ use crate::held_body::{HeldBody, UntilSent};
 use crate::lingering_body::LingeringBody;
 use crate::metrics::{self, Route};
 use crate::problem::{JOB_ID, Problem, Shape};
-use crate::request_span::RequestSpan;
+use crate::request_span::{RequestSpan, method_name};
 use crate::trace::{REQUEST_ID, Trace};
 
 /// The status, in the log and in metrics, of a request whose client hung up. No client receives it. nginx uses the same number.
@@ -113,11 +113,12 @@ impl Seen {
         let ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
         let (request_id, traceparent) = (&trace.request_id, &trace.traceparent);
         let (caller, job) = (trace.subject.caller(), trace.subject.job());
+        let method = method_name(method);
         // Probes come every few seconds, so successful ones are not logged.
         if PROBES.contains(&path.as_str()) && status == 200 {
-            tracing::debug!(%method, path, status, ms, request_id, "request");
+            tracing::debug!(method, path, status, ms, request_id, "request");
         } else {
-            tracing::info!(%method, path, status, ms, caller, job, request_id, traceparent, "request");
+            tracing::info!(method, path, status, ms, caller, job, request_id, traceparent, "request");
         }
         if let Some(span) = span {
             span.end(status, caller, job);

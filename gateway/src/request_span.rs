@@ -10,7 +10,7 @@ use vramq_spans::{Spans, remote_parent, traceparent};
 
 use crate::trace::Trace;
 
-/// The methods that the conventions name; others may be anything that a client sends.
+/// The methods that the conventions name. Others may be anything that a client sends, of any length.
 const METHODS: [Method; 9] = [
     Method::CONNECT,
     Method::DELETE,
@@ -22,6 +22,14 @@ const METHODS: [Method; 9] = [
     Method::PUT,
     Method::TRACE,
 ];
+
+/// What the conventions call any other method.
+const OTHER: &str = "_OTHER";
+
+/// A method as it is logged, and named in spans.
+pub(crate) fn method_name(method: &Method) -> &str {
+    if METHODS.contains(method) { method.as_str() } else { OTHER }
+}
 
 /// The span of a request that is not answered yet.
 #[derive(Debug)]
@@ -35,9 +43,9 @@ impl RequestSpan {
             Some(client) => remote_parent(client, trace.tracestate.as_deref()),
             None => Context::new(),
         };
-        let method = if METHODS.contains(request.method()) { request.method().as_str() } else { "_OTHER" };
+        let method = method_name(request.method());
         let name = match (method, route) {
-            ("_OTHER", _) => "HTTP".to_owned(),
+            (OTHER, _) => "HTTP".to_owned(),
             (method, Some(route)) => format!("{method} {route}"),
             (method, None) => method.to_owned(),
         };

@@ -54,12 +54,21 @@ pub struct Server {
     pub drain: watch::Receiver<Drain>,
 }
 
+/// The times that bound what a connection waits for.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    head: Duration,
+    idle: Duration,
+    send: Duration,
+}
+
 impl Server {
     /// Serves until the drain begins, then until all requests are answered or the drain is over. Says whether all were.
     pub async fn run(self, router: Router, metrics: &Metrics) -> bool {
         let room = Arc::new(Semaphore::new(self.connections_max));
         let graceful = GracefulShutdown::new();
         let acceptor = self.tls.map(TlsAcceptor::from);
+        let times = Times { head: HEAD_MAX, idle: self.idle, send: self.send_timeout };
         let mut drain = self.drain;
         let mut has_sockets = true;
         loop {
@@ -84,16 +93,16 @@ impl Server {
                 continue;
             };
             let _ = stream.set_nodelay(true);
-            let stream = SendTimeout::new(stream, self.send_timeout);
+            let stream = SendTimeout::new(stream, times.send);
             let (router, gauge, acceptor) = (router.clone(), metrics.connections.clone(), acceptor.clone());
-            let (watcher, idle) = (graceful.watcher(), self.idle);
+            let watcher = graceful.watcher();
             gauge.inc();
             tokio::spawn(async move {
                 match acceptor {
-                    None => converse(stream, router, watcher, idle).await,
+                    None => converse(stream, router, watcher, times).await,
                     Some(acceptor) => {
                         if let Ok(Ok(stream)) = timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await {
-                            converse(stream, router, watcher, idle).await;
+                            converse(stream, router, watcher, times).await;
                         }
                     }
                 }
@@ -117,10 +126,10 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
     router: Router,
     watcher: hyper_util::server::graceful::Watcher,
-    idle: Duration,
+    times: Times,
 ) {
     let requests = InProgress::default();
-    let stream = IdleTimeout::new(stream, requests.clone(), idle);
+    let stream = IdleTimeout::new(stream, requests.clone(), times.head, times.idle);
     let service = service_fn(move |request: Request<Incoming>| {
         let (mut router, until_over) = (router.clone(), UntilSent::new(requests.clone()));
         async move {
@@ -132,8 +141,9 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        // The stream ends earlier.
-        .header_read_timeout(idle + HEAD_MAX)
+        // Later than the stream's own times: hyper's time runs as soon as it has the rest of a response in its buffer, and the client may
+        // take that until the send timeout.
+        .header_read_timeout(times.send + times.idle + times.head)
         .max_buf_size(BUFFER_BYTES_MAX)
         .max_headers(HEADERS_MAX)
         .serve_connection(TokioIo::new(stream), service);
@@ -174,16 +184,17 @@ mod tests {
     async fn a_slow_reader_gets_the_last_bytes_and_is_idle_only_then() {
         let (stream, mut client) = duplex(1024);
         let (router, is_held) = service();
-        let idle = Duration::from_millis(20);
+        let [head, idle] = [300, 20].map(Duration::from_millis);
+        let times = Times { head, idle, send: Duration::from_secs(3_600) };
         let graceful = GracefulShutdown::new();
-        let mut connection = tokio::spawn(converse(stream, router, graceful.watcher(), idle));
+        let mut connection = tokio::spawn(converse(stream, router, graceful.watcher(), times));
         client.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
         let mut response = Vec::new();
         while is_held.strong_count() > 0 {
             client.read_buf(&mut response).await.unwrap();
         }
         assert!(response.len() < BODY_BYTES, "the connection has the last part");
-        assert!(timeout(20 * idle, &mut connection).await.is_err(), "cut");
+        assert!(timeout(3 * (head + idle), &mut connection).await.is_err(), "cut");
         client.read_to_end(&mut response).await.unwrap();
         assert!(response.ends_with(&[b'x'; BODY_BYTES]), "{}", response.len());
         connection.await.unwrap();

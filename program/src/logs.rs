@@ -2,12 +2,13 @@
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal as _, Write};
-use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use tracing::{Level, Metadata};
-use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
+use tracing_appender::non_blocking::{NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::{ParseError, filter_fn};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -17,9 +18,14 @@ use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
 use crate::options::{LogFormat, log_filter};
 use crate::panics::log_panics;
 
-/// The most lines that wait to be written: some megabytes, and some seconds of a worker that logs at `debug`. Later lines are dropped and
-/// counted.
-const LINES_MAX: usize = 16_384;
+/// The most bytes of lines that wait to be written: some seconds of a worker that logs at `debug`. Later lines are dropped and counted.
+const WAITING_BYTES_MAX: usize = 8 << 20;
+
+/// The least that a line counts, for its place in the queue. Most lines are shorter.
+const LINE_BYTES_LEAST: usize = 512;
+
+/// The places in the queue: one for each line, and one for the end of the log.
+const PLACES: usize = WAITING_BYTES_MAX / LINE_BYTES_LEAST + 1;
 
 /// How long the last lines may take at the end: as long as the library waits for its thread.
 const LAST_LINES_MAX: Duration = Duration::from_millis(1100);
@@ -29,7 +35,7 @@ static LOG: Mutex<Option<OpenLog>> = Mutex::new(None);
 
 #[derive(Debug)]
 struct OpenLog {
-    dropped: ErrorCounter,
+    waiting: Arc<Waiting>,
     /// Waits for the thread's last lines when it is dropped.
     thread: Option<WorkerGuard>,
 }
@@ -60,11 +66,13 @@ pub fn start_log(directives: &str, format: LogFormat, gpu: Option<usize>) -> Res
     let (filter, handle) = reload::Layer::new(filter(directives)?);
     let plain =
         std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) || !io::stderr().is_terminal();
-    let thread = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LINES_MAX).thread_name("log");
-    let (queue, thread) = thread.finish(Output { to: io::stderr(), dropped_told: 0 });
-    *log() = Some(OpenLog { dropped: queue.error_counter(), thread: Some(thread) });
+    let waiting = Arc::new(Waiting::default());
+    let thread = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(PLACES).thread_name("log");
+    let output = Output { to: io::stderr(), waiting: Arc::clone(&waiting), dropped_reported: 0 };
+    let (queue, thread) = thread.finish(output);
+    *log() = Some(OpenLog { waiting: Arc::clone(&waiting), thread: Some(thread) });
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(Lines { queue, gpu, format })
+        .with_writer(Lines { queue, waiting, gpu, format })
         .with_target(false)
         .with_ansi(!plain);
     let lines = match format {
@@ -77,13 +85,21 @@ pub fn start_log(directives: &str, format: LogFormat, gpu: Option<usize>) -> Res
     Ok(Logs(handle))
 }
 
-/// Writes the lines that wait, and ends the log. If nobody reads standard error, it gives up after a second.
-pub fn close_log() {
-    let Some(writer) = log().as_mut().and_then(|log| log.thread.take()) else { return };
+/// Writes the lines that wait, then why the program failed, if it did, and ends the log. If nobody reads standard error, it gives up after a
+/// second.
+pub fn close_log(failure: Option<String>) {
+    let thread = log().as_mut().and_then(|log| log.thread.take());
+    if thread.is_none() && failure.is_none() {
+        return;
+    }
     let (closed, is_closed) = mpsc::channel();
-    // In a thread, because a full queue makes the library print to standard output, which may be the same pipe that nobody reads.
+    // In a thread, because who prints to standard error waits for the thread of the log, which may write for ever.
     let closing = thread::Builder::new().name("log-end".to_owned()).spawn(move || {
-        drop(writer);
+        drop(thread);
+        if let Some(failure) = failure {
+            // An `Err`: nobody reads it any more.
+            let _ = writeln!(io::stderr(), "{failure}");
+        }
         let _ = closed.send(());
     });
     if closing.is_ok() {
@@ -93,7 +109,7 @@ pub fn close_log() {
 
 /// How many lines of the log were dropped since the start, because standard error was not read fast enough.
 pub fn dropped_log_lines() -> u64 {
-    log().as_ref().map_or(0, |log| log.dropped.dropped_lines() as u64)
+    log().as_ref().map_or(0, |log| log.waiting.dropped.load(Ordering::Relaxed))
 }
 
 fn log() -> MutexGuard<'static, Option<OpenLog>> {
@@ -122,17 +138,47 @@ fn filter(directives: &str) -> Result<EnvFilter, ParseError> {
     EnvFilter::builder().with_regex(false).parse(format!("lapin=off,{directives}"))
 }
 
+/// The lines that wait to be written. Counted here and not by the queue, whose bound is in lines: one line may have any length.
+#[derive(Debug, Default)]
+struct Waiting {
+    bytes: AtomicUsize,
+    /// Lines that found no room.
+    dropped: AtomicU64,
+}
+
+impl Waiting {
+    /// Whether there is room for a line. Counts it as waiting, or as dropped.
+    fn takes(&self, line: &[u8]) -> bool {
+        let bytes = line.len().max(LINE_BYTES_LEAST);
+        let is_taken = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes <= WAITING_BYTES_MAX;
+        if !is_taken {
+            self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        is_taken
+    }
+
+    /// A line that was taken waits no more.
+    fn written(&self, line: &[u8]) {
+        self.bytes.fetch_sub(line.len().max(LINE_BYTES_LEAST), Ordering::Relaxed);
+    }
+}
+
 /// Passes events to the thread. If several processes log, one for each GPU, every line starts with the GPU.
 #[derive(Clone, Debug)]
 struct Lines {
     queue: NonBlocking,
+    waiting: Arc<Waiting>,
     gpu: Option<usize>,
     format: LogFormat,
 }
 
 impl Write for Lines {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
-        self.queue.write_all(&written(event, self.gpu, self.format))?;
+        let line = written(event, self.gpu, self.format);
+        if self.waiting.takes(&line) {
+            self.queue.write_all(&line)?;
+        }
         Ok(event.len())
     }
 
@@ -153,25 +199,27 @@ impl<'a> MakeWriter<'a> for Lines {
 #[derive(Debug)]
 struct Output<W> {
     to: W,
-    /// How many dropped lines the log has told of.
-    dropped_told: u64,
+    waiting: Arc<Waiting>,
+    /// How many dropped lines the log has reported.
+    dropped_reported: u64,
 }
 
 impl<W: Write> Write for Output<W> {
-    /// Writes an event in a single call, because other processes write to the same place. Then there is room for a line about those that
-    /// were dropped.
+    /// Writes an event in a single call, because other processes write to the same place.
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
-        self.to.write_all(event)?;
-        let dropped = dropped_log_lines();
-        if dropped > self.dropped_told {
-            let lines = dropped - self.dropped_told;
-            self.dropped_told = dropped;
-            tracing::warn!(lines, "lines of the log were dropped: standard error was not read fast enough");
-        }
-        Ok(event.len())
+        let written = self.to.write_all(event);
+        self.waiting.written(event);
+        written.map(|()| event.len())
     }
 
+    /// The thread flushes when no line waits any more: only then is there surely room for a line about those that were dropped.
     fn flush(&mut self) -> io::Result<()> {
+        let dropped = self.waiting.dropped.load(Ordering::Relaxed);
+        if dropped > self.dropped_reported {
+            let lines = dropped - self.dropped_reported;
+            self.dropped_reported = dropped;
+            tracing::warn!(lines, "lines of the log were dropped: standard error was not read fast enough");
+        }
         self.to.flush()
     }
 }
@@ -214,6 +262,20 @@ mod tests {
         assert_eq!(written(Some(1), LogFormat::Text, forged), format!("cuda:1 {indented}"));
         assert_eq!(written(None, LogFormat::Text, "T  INFO session open\n"), "T  INFO session open\n");
         assert_eq!(written(Some(1), LogFormat::Json, "{\"a\":1}\n"), "{\"gpu\":\"cuda:1\",\"a\":1}\n");
+    }
+
+    #[test]
+    fn lines_that_wait_are_bounded_in_bytes_and_in_number() {
+        for (line, most) in [(&[b'x'; 60 << 10][..], 136), (&b"short"[..], PLACES - 1)] {
+            let waiting = Waiting::default();
+            for _ in 0..most {
+                assert!(waiting.takes(line));
+            }
+            assert!(!waiting.takes(line) && !waiting.takes(line));
+            assert_eq!(waiting.dropped.load(Ordering::Relaxed), 2);
+            waiting.written(line);
+            assert!(waiting.takes(line));
+        }
     }
 
     #[test]

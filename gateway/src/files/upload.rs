@@ -31,7 +31,12 @@ pub struct Upload {
     objects: Arc<dyn ObjectStore>,
     path: Path,
     writer: Option<WriteMultipart>,
+    held: Option<Held>,
 }
+
+/// What an upload holds until it is stored or aborted, and its parts are no longer in memory: its room there, and its request's permits. Its
+/// caller may be gone before.
+pub type Held = Box<dyn Send + Sync>;
 
 impl Upload {
     /// Begins an upload in a separate task. If the caller hangs up meanwhile, the task drops the upload, which aborts it.
@@ -42,12 +47,13 @@ impl Upload {
         objects: &Arc<dyn ObjectStore>,
         path: Path,
         part_bytes: usize,
+        held: Held,
     ) -> object_store::Result<Self> {
         let objects = Arc::clone(objects);
         let begun = tokio::spawn(async move {
             let parts = objects.put_multipart(&path).await?;
             let writer = Some(WriteMultipart::new_with_chunk_size(parts, part_bytes));
-            Ok::<_, object_store::Error>(Self { objects, path, writer })
+            Ok::<_, object_store::Error>(Self { objects, path, writer, held: Some(held) })
         });
         begun.await?
     }
@@ -106,10 +112,49 @@ impl Upload {
 impl Drop for Upload {
     fn drop(&mut self) {
         let (Some(writer), Ok(runtime)) = (self.writer.take(), Handle::try_current()) else { return };
+        let held = self.held.take();
         runtime.spawn(async move {
             if let Err(error) = writer.abort().await {
                 tracing::warn!(%error, "cannot remove an incomplete upload");
             }
+            drop(held);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use object_store::limit::LimitStore;
+    use object_store::memory::InMemory;
+    use tokio::task::yield_now;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_upload_without_its_caller_holds_its_memory_until_the_store_has_answered() {
+        // One operation at a time.
+        let objects: Arc<dyn ObjectStore> = Arc::new(LimitStore::new(InMemory::new(), 1));
+        let other = Path::from("other");
+        objects.put(&other, vec![1].into()).await.unwrap();
+        for is_whole in [true, false] {
+            let held = Arc::new(());
+            let begun =
+                Upload::begin(&objects, Path::from("a/b"), FOLDER_PART_BYTES, Box::new(Arc::clone(&held)));
+            let mut upload = begun.await.unwrap();
+            upload.put(b"x").await.unwrap();
+            let reading = objects.get(&other).await.unwrap();
+            if is_whole {
+                assert!(upload.finish(Path::from("a/b.json"), vec![2]).now_or_never().is_none());
+            } else {
+                drop(upload);
+            }
+            yield_now().await;
+            assert_eq!(Arc::strong_count(&held), 2, "the store has not answered");
+            drop(reading);
+            while Arc::strong_count(&held) > 1 {
+                yield_now().await;
+            }
+        }
     }
 }

@@ -123,12 +123,18 @@ impl Task {
         Ok(end.is_some_and(|end| !matches!(end, State::Withdrawn)))
     }
 
-    /// Removes the record, because the job has ended. A later sweep removes a record that stays.
+    /// Removes the record, because the job has ended. A later sweep removes a record that stays. A record of a later run stays: this one may
+    /// have been withdrawn an hour ago, or its record may be gone although the store did not say so.
     pub(crate) async fn remove_record(&self) {
         let Some((results, _)) = self.recorded() else { return };
-        let job = &self.entry.id;
+        let (job, owner, storage) = (&self.entry.id, &self.entry.owner, results.storage());
         for _ in 0..REMOVALS_MAX {
-            let removed = record::remove(results.storage(), &self.entry.owner, job);
+            let removed = async {
+                match Record::find(storage, owner, job).await? {
+                    Some(record) if self.is_own(&record) => record::remove(storage, owner, job).await,
+                    _ => Ok(()),
+                }
+            };
             match in_time(job, "cannot remove the record of a job that has ended", removed).await {
                 Some(Ok(())) => return,
                 Some(Err(error)) => {

@@ -28,6 +28,9 @@ const OLD: Duration = Duration::from_secs(300);
 /// The most claims that are read: the first one and its successors. A sweep removes old ones.
 const LOOKED_AT_MAX: usize = 8;
 
+/// The nonce of a claim that has none: a power cut may leave a file empty.
+const DAMAGED: &str = "damaged";
+
 /// A claim of this gateway. Released when it is dropped.
 #[derive(Debug)]
 pub struct Claim {
@@ -85,7 +88,7 @@ impl Claimant {
             }
             // Create the successor, which only one gateway can do. Removing the abandoned claim could remove a younger one that has
             // replaced it.
-            let Some(next) = successor(&self.owner, &self.id, &found.nonce) else { return Ok(None) };
+            let next = successor(&self.owner, &self.id, &found.nonce);
             abandoned.push((own, found));
             own = next;
         }
@@ -230,9 +233,9 @@ fn path(owner: &str, id: &str) -> Path {
 }
 
 /// The path of the claim that succeeds an abandoned one.
-fn successor(owner: &str, id: &str, nonce: &[u8]) -> Option<Path> {
-    let nonce = std::str::from_utf8(nonce).ok().filter(|nonce| is_name(nonce))?;
-    Some(Path::from_iter([owner, &format!("{id}.{nonce}{CLAIM_SUFFIX}")]))
+fn successor(owner: &str, id: &str, nonce: &[u8]) -> Path {
+    let nonce = std::str::from_utf8(nonce).ok().filter(|nonce| is_name(nonce)).unwrap_or(DAMAGED);
+    Path::from_iter([owner, &format!("{id}.{nonce}{CLAIM_SUFFIX}")])
 }
 
 /// Whether something in the place has the name of a claim.
@@ -298,21 +301,24 @@ mod tests {
         let claimant = claimants(folder.path());
         let left = folder.path().join("a/job.claim");
         std::fs::create_dir(folder.path().join("a")).unwrap();
-        std::fs::write(&left, "of-one-that-is-gone").unwrap();
-        let mut waiting = [(); 4].map(|()| claimant("a", "job"));
-        for claimant in &mut waiting {
-            assert!(claimant.claim().await.unwrap().is_none());
-            has_waited(claimant);
+        // The second is what a power cut may leave.
+        for written in ["of-one-that-is-gone", ""] {
+            std::fs::write(&left, written).unwrap();
+            let mut waiting = [(); 4].map(|()| claimant("a", "job"));
+            for claimant in &mut waiting {
+                assert!(claimant.claim().await.unwrap().is_none());
+                has_waited(claimant);
+            }
+            let mut claims = Vec::new();
+            for claimant in &mut waiting {
+                claims.extend(claimant.claim().await.unwrap());
+            }
+            assert_eq!(claims.len(), 1);
+            drop(claims);
+            // What is left of the first claim is removed with its successor. Then the name is like any other.
+            drop(claimed(&mut claimant("a", "job")).await);
+            wait_until_empty(&folder.path().join("a")).await;
         }
-        let mut claims = Vec::new();
-        for claimant in &mut waiting {
-            claims.extend(claimant.claim().await.unwrap());
-        }
-        assert_eq!(claims.len(), 1);
-        drop(claims);
-        // What is left of the first claim is removed with its successor. Then the name is like any other.
-        drop(claimed(&mut claimant("a", "job")).await);
-        wait_until_empty(&folder.path().join("a")).await;
     }
 
     #[tokio::test]
@@ -365,14 +371,14 @@ mod tests {
     fn claims_are_known_by_their_names() {
         let long = "j".repeat(64);
         let nonce = Uuid::new_v4().simple().to_string();
-        for claim in [path("a", "job"), path("a", &long), successor("a", &long, nonce.as_bytes()).unwrap()] {
+        for claim in [path("a", "job"), path("a", &long), successor("a", &long, nonce.as_bytes())] {
             assert!(is_named(&claim), "{claim}");
         }
         for other in ["job.claim", "a/.claim", "a/job.json", "a/b/job.claim", "a/b c.claim"] {
             assert!(!is_named(&Path::from(other)), "{other}");
         }
         for nonce in [&b""[..], b"..", b"a/b", b"\xff"] {
-            assert_eq!(successor("a", "job", nonce), None);
+            assert_eq!(successor("a", "job", nonce), path("a", "job.damaged"));
         }
     }
 }

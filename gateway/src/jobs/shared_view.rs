@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use tokio::sync::Mutex;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use super::entry::Entry;
 use super::view::{json_bytes, written, written_holding};
@@ -64,14 +64,16 @@ pub async fn view(entry: &Entry, answers: &ByteBudget) -> Result<Bytes, Unwritte
         // It has no results.
         return Ok(written(entry, &state).await?.into());
     }
-    // Locked while the copy is made, so that who comes meanwhile makes no other.
-    let locked = timeout(answers.wait_max(), entry.view.0.lock()).await;
+    // Locked while the copy is made, so that who comes meanwhile makes no other. Both waits together have the time of one.
+    let until = Instant::now() + answers.wait_max();
+    let locked = timeout_at(until, entry.view.0.lock()).await;
     let mut shared = locked.map_err(|_| Unwritten::NoRoom(NoRoom))?;
     let view = match shared.upgrade() {
         Some(view) => view,
         None => {
             let bytes = json_bytes(&state).await;
-            let room = answers.room(&entry.owner, bytes).await.map_err(Unwritten::NoRoom)?;
+            let room = timeout_at(until, answers.room(&entry.owner, bytes)).await;
+            let room = room.unwrap_or(Err(NoRoom)).map_err(Unwritten::NoRoom)?;
             let (mut bytes, room) = written_holding(entry, &state, room).await?;
             bytes.shrink_to_fit();
             let view = Arc::new(View { bytes, _room: room });

@@ -13,6 +13,7 @@ use super::entry::{Entry, State};
 use super::{claim, record, view};
 use crate::config::ResultSettings;
 use crate::files::is_id;
+use crate::folder_store::is_busy;
 use crate::keys::is_name;
 use crate::off_runtime::off_runtime;
 use crate::storage::{Place, Storage};
@@ -63,7 +64,11 @@ impl ResultStore {
     }
 
     /// Logs that a name cannot be claimed, because the store fails or does not support claims. The job is then published without a claim.
-    pub fn cannot_claim(&self, error: &dyn std::fmt::Display) {
+    pub fn cannot_claim(&self, error: &object_store::Error) {
+        if is_busy(error) {
+            // The log says so already, and a real fault may still come.
+            return;
+        }
         self.unclaimed.call_once(|| {
             tracing::warn!(
                 %error,
@@ -117,7 +122,7 @@ impl ResultStore {
     /// The stored job of a caller, as JSON.
     ///
     /// # Errors
-    /// The store fails; the error is already logged.
+    /// The store fails; the error is already in the log.
     pub async fn read(&self, owner: &str, id: &str) -> object_store::Result<Option<Bytes>> {
         let read = async {
             match self.find(owner, id).await? {
@@ -125,7 +130,12 @@ impl ResultStore {
                 None => Ok(None),
             }
         };
-        read.await.inspect_err(|error| tracing::error!(%error, "cannot read a stored result"))
+        read.await.inspect_err(|error| {
+            // The log says once that the folder hangs.
+            if !is_busy(error) {
+                tracing::error!(%error, "cannot read a stored result");
+            }
+        })
     }
 
     /// Like [`read`](Self::read), before its bytes are read.

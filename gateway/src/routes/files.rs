@@ -19,7 +19,7 @@ use super::references::NO_UPLOADS;
 use super::{Authenticated, output_files};
 use crate::app::{App, draining};
 use crate::drain::Drain;
-use crate::files::{FileStore, FileView};
+use crate::files::{FileStore, FileView, Held};
 use crate::held_body::UntilSent;
 use crate::jobs::output_files::OutputId;
 use crate::observe::check_origin;
@@ -38,7 +38,7 @@ pub async fn upload(
     request: Request,
 ) -> Result<Json<FileView>, Problem> {
     check_origin(&app, request.headers())?;
-    let _permits = app.admit(&caller)?;
+    let permits = app.admit(&caller)?;
     let request_bytes = request.body().size_hint().exact();
     let before = Arc::new(BeforeFile::default());
     let form = Multipart::from_request(request.map(|body| before.bound(body)), &()).await;
@@ -52,10 +52,11 @@ pub async fn upload(
     let mut drain = app.drain.clone();
     let stored = async {
         let room = app.uploads.room(&caller.name, bytes).await;
-        let _room = room.map_err(|none| {
+        let room = room.map_err(|none| {
             none.problem("other uploads", "http.uploads_mib_max, http.uploads_mib_max_per_key")
         })?;
-        let stored = timeout(files.upload_max(), store(files, &caller.name, form, &before));
+        let held = Box::new((room, permits));
+        let stored = timeout(files.upload_max(), store(files, &caller.name, form, &before, held));
         stored.await.unwrap_or_else(|_| Err(too_slow()))
     };
     tokio::select! {
@@ -72,6 +73,7 @@ async fn store(
     owner: &str,
     mut form: Multipart,
     before: &BeforeFile,
+    held: Held,
 ) -> Result<FileView, Problem> {
     let malformed = |e: MultipartError| {
         if before.is_too_long() {
@@ -96,7 +98,7 @@ async fn store(
             let piece = field.chunk().await.transpose()?;
             Some((piece, field))
         });
-        return files.put(owner, &name, &media_type, pieces).await;
+        return files.put(owner, &name, &media_type, pieces, held).await;
     }
     Err(Problem::invalid("the form has no field `file`").about("file"))
 }

@@ -57,14 +57,18 @@ pub async fn find_by_id(app: &App, caller: &Caller, id: &str) -> Result<FoundJob
         return Ok(FoundJob::Here(entry));
     }
     if let Some(results) = &app.results {
-        match stored::read(results, &caller.name, id, &app.answers).await {
+        let damaged = match stored::read(results, &caller.name, id, &app.answers).await {
             Ok(Some(written)) => return Ok(FoundJob::Stored(written)),
+            Ok(None) => None,
             // The job may be running again, at another gateway.
-            Ok(None) | Err(Unread::Damaged) => {}
+            Err(damaged @ Unread::Damaged) => Some(damaged),
             Err(unread) => return Err(unread.problem()),
-        }
+        };
         if let Some(entry) = followed::find(app, caller, id).await? {
             return Ok(FoundJob::Here(entry));
+        }
+        if let Some(damaged) = damaged {
+            return Err(damaged.problem());
         }
         // The job may have ended in the meantime.
         if let Some(written) =

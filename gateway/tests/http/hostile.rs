@@ -61,7 +61,13 @@ fn malformed_requests_are_the_clients_fault() {
     let deep = "[".repeat(100_000);
     let nested =
         post(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", deep.len()), &deep);
+    // A method has no limit of its own.
+    let odd = format!("{} /odd HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", "X".repeat(50_000));
     for gateway in &setup.gateways {
+        assert!(raw(gateway, odd.as_bytes()).starts_with("HTTP/1.1 4"));
+        let lines = gateway.lines();
+        let line = lines.iter().find(|line| line["path"] == "/odd").expect("its line in the log");
+        assert_eq!(line["method"], "_OTHER");
         assert!(raw(gateway, nested.as_bytes()).starts_with("HTTP/1.1 400"));
         assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"500\""), 0.0);
         assert_eq!(gateway.get("/livez").status, 200);

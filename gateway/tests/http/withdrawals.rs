@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::net::TcpStream;
+use std::process::Command;
 
 use futures_util::StreamExt as _;
 use lapin::options::{
@@ -10,13 +11,14 @@ use lapin::options::{
 };
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer, ExchangeKind};
-use serde_json::json;
+use serde_json::{Value, json};
 use vramq_amqp::WITHDRAWN_MAX;
 use vramq_schemas::fields::as_text;
 use vramq_schemas::topology::{JOBS_EXCHANGE, WITHDRAWALS_EXCHANGE};
 use vramq_schemas::withdrawal::{self, Withdrawal};
 
 use crate::harness::{DEADLINE, ECHO, Gateway, MINILM, Setup, until};
+use crate::jobs::set;
 
 /// The withdrawals and jobs that a worker receives.
 pub struct Listener {
@@ -160,6 +162,70 @@ async fn a_job_is_withdrawn_by_its_caller_or_when_its_time_is_up() {
         assert_eq!(late.header("x-vramq-job-id"), Some(job.as_str()));
         assert_eq!(listener.withdrawal(&job).await.digest().to_string(), digest);
     }
+}
+
+/// A gateway whose store of results is silent stops just after it has answered the withdrawal.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_withdrawal_that_was_answered_is_sent_although_the_gateway_stops() {
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    let [results, pipe] = ["results", "pipe"].map(|name| setup.folder.path().join(name));
+    let settings = [format!("results.folder={}", results.display())];
+    for _ in 0..2 {
+        setup.gateway(&set(&settings));
+    }
+    setup.wait_for_models(&[ECHO]);
+    let mut listener = listen(&setup, ECHO).await;
+    setup.workers[0].signal("STOP");
+    let job = json!({"model": ECHO, "inputs": ["x"]});
+    // One withdrawn at another gateway than its own, and one at its own.
+    for (id, at) in [("elsewhere", 1), ("own", 0)] {
+        let path = format!("/v1/jobs/{id}");
+        let accepted = setup.gateways[0].send("PUT", &path, &[], Some(&job));
+        assert_eq!(accepted.status, 202, "{accepted:?}");
+        let record = results.join("local").join(format!("{id}.open"));
+        until("the job is recorded", || record.exists().then_some(()));
+        assert_eq!(setup.gateways[at].get(&path).json()["state"], "queued");
+        // Who opens a pipe that nobody writes to waits.
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        std::fs::rename(&pipe, &record).unwrap();
+        let withdrawn = setup.gateways[at].send("DELETE", &path, &[], None);
+        setup.gateways[at].program.signal("TERM");
+        assert_eq!(withdrawn.json()["state"], "withdrawn", "{withdrawn:?}");
+        listener.withdrawal(accepted.header("x-vramq-job-id").expect("the job's name")).await;
+    }
+}
+
+/// Another gateway has published a job of the same name before the withdrawn one ends.
+#[test]
+fn the_end_of_a_withdrawn_job_leaves_the_record_of_a_later_one() {
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    let results = setup.folder.path().join("results");
+    for _ in 0..2 {
+        setup.gateway(&set(&[format!("results.folder={}", results.display())]));
+    }
+    setup.wait_for_models(&[ECHO]);
+    setup.workers[0].signal("STOP");
+    let gateway = &setup.gateways[0];
+    let job = json!({"model": ECHO, "inputs": ["x"]});
+    assert_eq!(gateway.send("PUT", "/v1/jobs/again", &[], Some(&job)).status, 202);
+    assert_eq!(gateway.send("DELETE", "/v1/jobs/again", &[], None).json()["state"], "withdrawn");
+    let path = |id: &str| results.join("local").join(format!("{id}.open"));
+    let mut record = until("the record says that the job is withdrawn", || {
+        let record: Value = serde_json::from_slice(&std::fs::read(path("again")).ok()?).ok()?;
+        (record["withdrawn"] == true).then_some(record)
+    });
+    record["secret"] = json!("of another run");
+    std::fs::write(path("again"), record.to_string()).unwrap();
+    setup.workers[0].signal("CONT");
+    until("the withdrawn job has ended", || {
+        (gateway.metric("vramq_gateway_withdrawals_open", "") == 0.0).then_some(())
+    });
+    let done = gateway.send("PUT", "/v1/jobs/next", &[("prefer", "wait=60")], Some(&job));
+    assert_eq!(done.json()["state"], "done", "{done:?}");
+    until("the next job's own record is removed", || (!path("next").exists()).then_some(()));
+    assert!(path("again").exists());
 }
 
 /// Withdrawn jobs beyond those whose withdrawals are repeated.

@@ -56,20 +56,18 @@ pub fn main() -> ! {
         }
         Command::Man(manual) => manual.write::<Cli>().map(|()| Exit::Drained).map_err(Into::into),
     };
-    let exit = result.unwrap_or_else(|error| {
-        close_log();
-        eprintln!("vramq-worker: {error}");
-        Exit::Usage
-    });
-    end(exit)
+    match result {
+        Ok(exit) => end(exit, None),
+        Err(error) => end(Exit::Usage, Some(format!("vramq-worker: {error}"))),
+    }
 }
 
 /// Ends the process at once, without the exit handlers of libraries. A driver's handler waits for its device, and a device that is lost or
-/// stuck in a pass never answers.
-fn end(exit: Exit) -> ! {
-    close_log();
+/// stuck in a pass never answers. `failure` is printed.
+fn end(exit: Exit, failure: Option<String>) -> ! {
     // Standard output may still be buffered.
     let _ = std::io::stdout().flush();
+    close_log(failure);
     // SAFETY: `_exit` may be called by any thread at any time, and nothing of this process runs after it.
     unsafe { libc::_exit(exit as i32) }
 }
