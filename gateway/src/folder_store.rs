@@ -197,12 +197,13 @@ impl MultipartUpload for FolderUpload {
 
 impl Drop for FolderUpload {
     fn drop(&mut self) {
-        let (Some(upload), Ok(runtime)) = (self.upload.take(), Handle::try_current()) else { return };
+        let (Some(mut upload), Ok(runtime)) = (self.upload.take(), Handle::try_current()) else { return };
         let threads = Arc::clone(&self.threads);
         runtime.spawn(async move {
-            // It removes its file, in a thread of its own: not while the folder hangs.
+            // Not while the folder hangs: it removes its file, in a thread.
             let _turn = threads.turn_at_last().await;
-            drop(upload);
+            // An `Err`: a sweep removes the file.
+            let _ = upload.abort().await;
         });
     }
 }

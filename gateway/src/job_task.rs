@@ -165,15 +165,13 @@ impl Task {
 
     /// Sends the withdrawal to the workers, and answers callers. Goes on to follow its `life`, for as long as a withdrawal may take.
     async fn withdraw(&self, life: impl Future, own: Option<OwnJob>) {
-        if self.entry.is_taken_elsewhere()
-            && let Some(state) = self.stored_end().await
-        {
+        let is_elsewhere = self.entry.is_taken_elsewhere();
+        if is_elsewhere && let Some(state) = self.stored_end().await {
             // The job has ended, so the withdrawal changes nothing.
             self.end(End::Stored(state)).await;
             return;
         }
         self.store(&State::Withdrawn).await;
-        let is_elsewhere = self.entry.is_taken_elsewhere();
         if is_elsewhere {
             // Once workers hear of the withdrawal, the job ends, and its own gateway removes the record, which this one must not write again.
             self.record_withdrawal().await;
