@@ -176,7 +176,7 @@ async fn load(config: &Config, signals: &mut Signals) -> Result<Opened, Exit> {
         opened = loading => opened.map_err(|panic| unusable(panic.into()))?.map_err(not_opened),
         signal = signals.next() => {
             tracing::info!(signal, "stopped while loading");
-            end(Exit::Drained)
+            end(Exit::Drained, None)
         }
     }
 }
@@ -306,5 +306,5 @@ async fn finish(spans: Option<Arc<JobSpans>>, exit: Exit) -> ! {
         // An `Err` is a panic of the SDK, which only loses spans.
         let _ = tokio::task::spawn_blocking(move || spans.finish()).await;
     }
-    end(exit)
+    end(exit, None)
 }
