@@ -182,7 +182,7 @@ export class Client {
         ;[session, wait] = await this.#reopen(wait)
       } catch (error) {
         this.#withdrawals.stop()
-        return this.#end(new Disconnected(`the connection to the broker is lost: ${error.message}`))
+        return this.#end(new Disconnected(`the connection to the broker is lost: ${error.message}`, error.retryable !== false))
       } finally {
         // Those who wait look again, and find the session, or why there is none.
         setImmediate(opened)

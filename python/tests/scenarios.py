@@ -806,8 +806,8 @@ def gives_up(url):
         client = await vramq.AsyncClient(url, reconnect_for=0.5).connect()
         job = await client.submit("slow", ["a"])
         print("submitted", flush=True)
-        await raises_async(vramq.Disconnected, job.result(timeout=60))
-        await raises_async(vramq.Disconnected, client.submit(MODEL, ["a"]))
+        for work in (job.result(timeout=60), client.submit(MODEL, ["a"])):
+            assert (await raises_async(vramq.Disconnected, work)).retryable, "a new client may succeed"
         await client.close()
 
     asyncio.run(run())
@@ -933,7 +933,7 @@ def celery_in_child(app, echo, of_the_parent):
 def processes(_):
     """Every error comes whole out of a pool of processes."""
     errors = [
-        vramq.ConnectError("cannot reach it", True), vramq.InvalidJob("no inputs"), vramq.JobFailed("expired", "too late", [None, "b"]),
+        vramq.ConnectError("cannot reach it", True), vramq.Disconnected("refused", False), vramq.InvalidJob("no inputs"), vramq.JobFailed("expired", "too late", [None, "b"]),
         vramq.JobTimeout(2.5, 1, 3), vramq.DownloadError("store-unavailable", "busy"), vramq.QueueFull("full"),
         vramq.OutOfMemory("no room", asked=7), vramq.InvalidInput("no picture", 3),
     ]
@@ -941,7 +941,7 @@ def processes(_):
         for error in errors:
             came = raises(type(error), pool.apply_async(_raise, (error,)).get, timeout=60)
             assert (type(came), str(came), vars(came)) == (type(error), str(error), vars(error)), came
-    assert raises(vramq.JobTimeout, _raise, errors[3]).retryable is False
+    assert raises(vramq.JobTimeout, _raise, errors[4]).retryable is False
 
 
 def _raise(error):
