@@ -56,8 +56,42 @@ async function brokerThatHangs({ hostname, port }) {
   return server
 }
 
+// A way to the broker that answers a method of the client's itself: by closing the connection or the channel, with this code and text.
+async function wayThatCloses(url, method, code, text) {
+  const { hostname, port, host } = new URL(url)
+  const short = (number) => [number >> 8, number & 255]
+  const closing = [...short(code), text.length, ...Buffer.from(text), 0, 0, 0, 0]
+  const frame = (channel, content) => Buffer.from([1, ...short(channel), 0, 0, ...short(content.length), ...content, 0xce])
+  const clients = new Set()
+  const way = { method, cut: () => clients.forEach((client) => client.destroy()) }
+  const server = net.createServer((client) => {
+    const broker = net.connect(Number(port), hostname)
+    clients.add(client)
+    let hasAnswered = false
+    client.on('data', (data) => {
+      if (way.method && data.includes(way.method)) {
+        hasAnswered = true
+        client.write(way.method === QUEUE_DECLARE ? frame(1, [...CHANNEL_CLOSE, ...closing]) : frame(0, [...CLOSE, ...closing]))
+      } else if (!hasAnswered) broker.write(data)
+      else if (data.includes(CLOSE)) client.write(frame(0, CLOSE_OK))
+    })
+    broker.on('data', (data) => hasAnswered || client.write(data))
+    for (const [one, other] of [[client, broker], [broker, client]]) one.on('error', () => {}).on('close', () => other.destroy())
+  })
+  await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve))
+  way.url = url.replace(host, `127.0.0.1:${server.address().port}`)
+  way.close = () => server.close()
+  return way
+}
+
 // Class and method in AMQP.
+const START_OK = Buffer.from([0, 10, 0, 11])
+const OPEN = Buffer.from([0, 10, 0, 40])
+const CLOSE = Buffer.from([0, 10, 0, 50])
+const CLOSE_OK = Buffer.from([0, 10, 0, 51])
 const CHANNEL_OPEN = Buffer.from([0, 20, 0, 10])
+const CHANNEL_CLOSE = Buffer.from([0, 20, 0, 40])
+const QUEUE_DECLARE = Buffer.from([0, 50, 0, 10])
 
 const scenarios = {
   // Outputs of every kind, in order; progress; many at once.
@@ -348,7 +382,43 @@ const scenarios = {
     await (await vramq.Client.connect(url, { connectTimeoutMs: undefined, timeoutMs: undefined, jobsInFlight: undefined })).close()
     // Behind the last slash is the virtual host. The broker says what it is.
     const host = await vramq.Client.connect(url.replace(/[^/]*$/, 'no-such-host')).catch((error) => error)
-    assert.ok(host instanceof vramq.ConnectError && !host.retryable && /vhost.*no-such-host/.test(host.message), `${host}`)
+    // amqplib does not repeat why: it may be down.
+    assert.ok(host instanceof vramq.ConnectError && host.retryable && /vhost no-such-host.*or it is down/.test(host.message), `${host}`)
+  },
+
+  // When the broker closes a connection, its code says whether it refuses the client, or goes away or is down in part.
+  async refusals(url) {
+    const refuses = [403, 'ACCESS_REFUSED - why']
+    const goesAway = [320, 'CONNECTION_FORCED - why']
+    const isDown = [541, "INTERNAL_ERROR - access to vhost '/' refused for user 'guest': vhost '/' is down"]
+    for (const [method, answer, retryable] of [
+      [START_OK, refuses, false], [START_OK, [530, 'NOT_ALLOWED - why'], false], [START_OK, goesAway, true], [OPEN, isDown, true], [OPEN, goesAway, true],
+      [CHANNEL_OPEN, isDown, true], [CHANNEL_OPEN, goesAway, true], [QUEUE_DECLARE, refuses, false],
+      // The reply queue's node is down.
+      [QUEUE_DECLARE, [404, 'NOT_FOUND - why'], true],
+    ]) {
+      const way = await wayThatCloses(url, method, ...answer)
+      const error = await vramq.Client.connect(way.url).catch((error) => error)
+      assert.ok(error instanceof vramq.ConnectError && error.retryable === retryable, `${error}`)
+      assert.equal(/^the broker at [^ ]* refuses/.test(error.message), !retryable, error.message)
+      // amqplib does not repeat what ends an open connection, or one that is opened.
+      assert.ok([OPEN, CHANNEL_OPEN].includes(method) || error.message.includes(answer[1]), error.message)
+      way.close()
+    }
+    // A client that has ended says whether another one may succeed.
+    for (const answer of [refuses, goesAway]) {
+      const way = await wayThatCloses(url, undefined, ...answer)
+      const client = await vramq.Client.connect(way.url, { reconnectForMs: 500 })
+      way.method = START_OK
+      way.cut()
+      for (let n = 0; n < 2; n += 1) {
+        const error = await client.submit(MODEL, ['a']).catch((error) => error)
+        assert.ok(error instanceof vramq.Disconnected && error.retryable === (answer === goesAway), `${error}`)
+        assert.ok(error.message.includes(answer[1]), error.message)
+      }
+      await client.close()
+      way.close()
+    }
   },
 
   // Jobs over which the broker ends a connection or a channel, as far as the checks before do not know them: each fails, with what the

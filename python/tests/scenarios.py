@@ -470,6 +470,90 @@ def failures(url):
     assert not missing.retryable and "vhost" in str(missing) and "no-such-host" in str(missing), missing
 
 
+def refusals(url):
+    """When the broker closes a connection, its code says whether it refuses the client, or goes away or is down in part."""
+    refuses, goes_away = (403, "ACCESS_REFUSED - why"), (320, "CONNECTION_FORCED - why")
+    is_down = 541, "INTERNAL_ERROR - access to vhost '/' refused for user 'guest': vhost '/' is down"
+
+    async def run():
+        for method, answer, retryable in (
+            (ClosesAt.START_OK, refuses, False), (ClosesAt.START_OK, goes_away, True), (ClosesAt.OPEN, (530, "NOT_ALLOWED - why"), False),
+            (ClosesAt.OPEN, is_down, True), (ClosesAt.OPEN, goes_away, True), (ClosesAt.CHANNEL_OPEN, is_down, True),
+            (ClosesAt.CHANNEL_OPEN, goes_away, True), (ClosesAt.QUEUE_DECLARE, refuses, False),
+            # The reply queue's node is down.
+            (ClosesAt.QUEUE_DECLARE, (404, "NOT_FOUND - why"), True),
+        ):
+            way = ClosesAt(method, *answer)
+            error = await raises_async(vramq.ConnectError, vramq.AsyncClient(await way.leads_to(url)).connect())
+            assert error.retryable == retryable, (method, error)
+            # aiormq 6 does not repeat what ends an open connection.
+            assert method == ClosesAt.CHANNEL_OPEN or answer[1] in str(error), (method, error)
+            assert ("refuses" in str(error).partition(": ")[0]) == (not retryable), error
+        # A client that has ended says whether another one may succeed.
+        for answer in (refuses, goes_away):
+            way = ClosesAt(None, *answer)
+            client = await vramq.AsyncClient(await way.leads_to(url), reconnect_for=0.5).connect()
+            way.method = ClosesAt.START_OK
+            way.cut()
+            for _ in range(2):
+                error = await raises_async(vramq.Disconnected, client.submit(MODEL, ["a"]))
+                assert error.retryable == (answer is goes_away) and answer[1] in str(error), error
+            await client.close()
+
+    asyncio.run(run())
+
+
+class ClosesAt:
+    """A way to the broker that answers a method of the client's itself: by closing the connection or the channel, with this code and text."""
+
+    START_OK, OPEN, CHANNEL_OPEN, QUEUE_DECLARE = b"\0\x0a\0\x0b", b"\0\x0a\0\x28", b"\0\x14\0\x0a", b"\0\x32\0\x0a"
+    CLOSE, CLOSE_OK, CHANNEL_CLOSE = b"\0\x0a\0\x32", b"\0\x0a\0\x33", b"\0\x14\0\x28"
+
+    def __init__(self, method, code, text):
+        self.method, self.writers = method, []
+        self.closing = code.to_bytes(2, "big") + bytes([len(text)]) + text.encode() + bytes(4)
+
+    async def leads_to(self, url):
+        """The URL of this way."""
+        broker = urllib.parse.urlsplit(url)
+        self.broker = broker.hostname, broker.port
+        self.server = await asyncio.start_server(self.lead, "127.0.0.1", 0)
+        port = self.server.sockets[0].getsockname()[1]
+        return url.replace(f"{broker.hostname}:{broker.port}", f"127.0.0.1:{port}")
+
+    def cut(self):
+        for writer in self.writers:
+            writer.close()
+
+    async def lead(self, reader, writer):
+        self.writers.append(writer)
+        from_broker, to_broker = await asyncio.open_connection(*self.broker)
+        downwards = asyncio.ensure_future(CutAtDeclareOk.copy(from_broker, writer))
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            to_broker.write(await reader.readexactly(8))
+            has_answered = False
+            while True:
+                head = await reader.readexactly(7)
+                frame = head + await reader.readexactly(int.from_bytes(head[3:], "big") + 1)
+                method = frame[7:11]
+                if method == self.method:
+                    has_answered = True
+                    is_channels = method == self.QUEUE_DECLARE
+                    closing = (self.CHANNEL_CLOSE if is_channels else self.CLOSE) + self.closing
+                    self.answer(writer, head[1:3] if is_channels else b"\0\0", closing)
+                elif has_answered and method == self.CLOSE:
+                    self.answer(writer, b"\0\0", self.CLOSE_OK)
+                elif not has_answered:
+                    to_broker.write(frame)
+        downwards.cancel()
+        writer.close()
+        to_broker.close()
+
+    @staticmethod
+    def answer(writer, channel, arguments):
+        writer.write(b"\1" + channel + len(arguments).to_bytes(4, "big") + arguments + b"\xce")
+
+
 def refused(url):
     """Jobs over which the broker ends a connection or a channel, as far as the checks before do not know them: each fails, with what the
     broker says, and no other job of the client does."""
