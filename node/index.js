@@ -128,7 +128,7 @@ export class Client {
     const { contentType } = this.#encoding
     const properties = messageProperties({ ...options, id, userId: this.#userId, digest: secret && digestOf(secret), contentType })
     const timeoutMs = checkTimeout(options.timeoutMs ?? timeout)
-    const key = options.key === undefined ? model : checkName(options.key)
+    const key = options.key === undefined ? model : checkName(options.key, 'key')
     options.signal?.throwIfAborted()
     const publish = () => this.#publish(pending, body, properties)
     const { onProgress, signal } = options

@@ -315,8 +315,27 @@ const scenarios = {
     itself.itself = itself
     const none = [
       { json: 1n }, { json: () => {} }, { json: itself }, { json: NaN }, { json: { x: [() => {}] } }, { json: [-Infinity] },
-      { json: '\ud800' }, { json: [{ x: 'a\udc00' }] }, { json: { '\ud800': 1 } }, { uri: 's3://\ud800' },
+      { json: '\ud800' }, { json: [{ x: 'a\udc00' }] }, { json: { '\ud800': 1 } }, { uri: 's3://\ud800' }, { json: { toJSON() {} } },
     ]
+    // JSON.stringify writes something else for these: {}, null, or what the fields of an object would be. Or it leaves them out.
+    const lossy = [
+      new Map([['a', 1]]), new Set([1]), new WeakMap(), new Uint8Array(2), Buffer.from('a'), new Float32Array(1), new ArrayBuffer(1), /a/, new Error('a'),
+      Promise.resolve(1), new Date(NaN), new Number(NaN), Object(Symbol('a')), new String('\ud800'), { toJSON() {} }, { toJSON: () => NaN }, { toJSON: () => new Map() },
+    ]
+    for (const value of [...lossy, NaN, '\ud800', 1n, Symbol('a'), () => {}, itself]) {
+      for (const inner of [{ x: value }, [value], { x: [{ y: value }] }]) {
+        const input = await client.run(MODEL, ['a', { json: inner }]).catch((error) => error)
+        assert.ok(input instanceof vramq.InvalidJob && /^inputs\[1\] has no form in application\/json: /.test(input.message), `${input}`)
+        const params = await client.run(MODEL, ['a'], { params: { inner } }).catch((error) => error)
+        assert.ok(params instanceof vramq.InvalidJob && /^params has no form in application\/json: /.test(params.message), `${params}`)
+      }
+    }
+    for (const value of lossy) none.push({ json: value })
+    class Counted { n = 1 }
+    const lossless = { a: new Date(0), b: new Number(1), c: new String('x'), d: new Counted(), e: { toJSON: () => [1] }, f: undefined, g: new URL('http://a/') }
+    const [written] = (await client.run(MODEL, [{ json: lossless }])).outputs
+    assert.deepEqual(JSON.parse(written.bytes.toString()), { a: '1970-01-01T00:00:00.000Z', b: 1, c: 'x', d: { n: 1 }, e: [1], g: 'http://a/' })
+    await assert.rejects(client.run(MODEL, ['a'], { key: '~bulk.x' }), /^InvalidJob: key is "~bulk\.x"/)
     for (const wrong of [[], ['x'.repeat(16 << 20)], new Array(65_537).fill('x'), [1], [null], ['\ud800'], ...none.map((input) => [input])]) {
       await assert.rejects(client.run(MODEL, wrong), vramq.InvalidJob)
     }

@@ -394,8 +394,9 @@ def msgpack(url):
         assert [output.data for output in job.result().outputs] == [bytes(range(256)) * 4] * 6000
         failed = raises(vramq.JobFailed, client.run, MODEL, ["a"], params={"unknown": 1})
         assert failed.reason == "invalid-input" and "unknown" in failed.error
-        for wrong in (["\ud800"], [vramq.Json(float("nan"))], [vramq.Json(b"x")], [vramq.Json(1 << 64)], ["x" * (16 << 20)]):
-            raises(vramq.InvalidJob, client.run, MODEL, wrong)
+        for wrong in ("\ud800", vramq.Json(float("nan")), vramq.Json(b"x"), vramq.Json(1 << 64)):
+            assert str(raises(vramq.InvalidJob, client.run, MODEL, ["a", wrong])).startswith("inputs[1] "), wrong
+        raises(vramq.InvalidJob, client.run, MODEL, ["x" * (16 << 20)])
     raises(ValueError, vramq.Client, url, encoding="pickle")
 
 
@@ -430,7 +431,8 @@ def failures(url):
             assert "inputs[1] is not Unicode" in str(raises(vramq.InvalidJob, client.run, MODEL, ["a", half])), half
         assert "params is not Unicode" in str(raises(vramq.InvalidJob, client.run, MODEL, ["a"], params={"x": "\ud800"}))
         for wrong in (float("nan"), [float("inf")], {"x": -float("inf")}):
-            assert "not JSON compliant" in str(raises(vramq.InvalidJob, client.run, MODEL, [vramq.Json(wrong)])), wrong
+            refusal = str(raises(vramq.InvalidJob, client.run, MODEL, ["a", vramq.Json(wrong)]))
+            assert refusal.startswith("inputs[1] ") and "not JSON compliant" in refusal, refusal
         itself = {}
         itself["itself"] = itself
         for name, values in {
@@ -1017,7 +1019,8 @@ def celery_in_child(app, echo, of_the_parent):
 def processes(_):
     """Every error comes whole out of a pool of processes."""
     errors = [
-        vramq.ConnectError("cannot reach it", True), vramq.Disconnected("refused", False), vramq.InvalidJob("no inputs"), vramq.JobFailed("expired", "too late", [None, "b"]),
+        vramq.ConnectError("cannot reach it", True), vramq.Disconnected("refused", False), vramq.InvalidJob("no inputs"),
+        vramq.JobFailed("expired", "too late", [None, "b"]),
         vramq.JobTimeout(2.5, 1, 3), vramq.DownloadError("store-unavailable", "busy"), vramq.QueueFull("full"),
         vramq.OutOfMemory("no room", asked=7), vramq.InvalidInput("no picture", 3),
     ]
