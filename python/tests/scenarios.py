@@ -446,20 +446,34 @@ def failures(url):
             "timeout": [-1, float("nan"), "60", True, datetime.timedelta(minutes=1)],
             "headers": [
                 7, "ab", ["a"], {7: "a"}, {"": "a"}, {"\ud800": 1}, {"x" * 129: "a"}, {"x": object()}, {"x": 1 << 64}, {"x": "\ud800"},
-                {"x": "y" * (121 << 10)}, {"x": {"y": object()}}, {"x": {7: 7}}, {"x": itself}, {"x": [[object()]]},
+                {"x": "y" * (121 << 10)}, {"x": {"y": object()}}, {"x": {7: 7}}, {"x": itself}, {"x": [[object()]]}, {"x": {"": 1}},
             ],
             "params": [7, "ab", {"x": object()}, {"x": float("nan")}, {"x": itself}],
         }.items():
             for value in values:
                 raises(vramq.InvalidJob, client.run, MODEL, ["a"], **{name: value})
                 raises(vramq.InvalidJob, client.publish, MODEL, ["a"], **{name: value})
+        for name, value, why in (
+            ("key", "~bulk.x", "key is '~bulk.x'"), ("params", {"x": object()}, "params has no form in application/json"),
+            ("headers", {"x": [{"y": object()}]}, "headers.x[0].y has no form in AMQP"),
+            # The library would cut the name, and two such names would be one.
+            ("headers", {"x": {"y" * 129: 1}}, f"the name '{'y' * 128}' in headers.x must have 1 to 128 bytes"),
+        ):
+            refusal = str(raises(vramq.InvalidJob, client.run, MODEL, ["a"], **{name: value}))
+            assert refusal.startswith(why), refusal
+        # The library would round these: a time by a minute.
+        for value in (1790000000.123, 0.1, 2.0 ** 24 + 1, float("nan"), -float("inf"), 1e300):
+            for headers, where in (({"x": value}, "headers.x"), ({"x": [{"y": value}]}, "headers.x[0].y")):
+                refusal = str(raises(vramq.InvalidJob, client.run, MODEL, ["a"], headers=headers))
+                assert refusal.startswith(f"{where} is {value!r}, ") and "32 bits" in refusal, refusal
         raises(vramq.InvalidJob, client.run, MODEL, ["a"], on_progress=7)
         raises(ValueError, client.embed, MODEL, ["a"], job_items=0)
         for reply_to in ("", "x" * 256, 7):
             raises(vramq.InvalidJob, client.publish, MODEL, ["a"], reply_to=reply_to)
         in_an_hour = datetime.datetime.now() + datetime.timedelta(hours=1)
+        headers = {"x": ["y", {"z": None, "w": -(2.0 ** 100)}], "ñ": 1.5}
         for expiration in (60, 60.5, datetime.timedelta(minutes=1), in_an_hour):
-            client.run(MODEL, ["a"], priority=255, expiration=expiration, batch_hint=1, headers={"x": ["y", {"z": None}], "ñ": 1.5})
+            client.run(MODEL, ["a"], priority=255, expiration=expiration, batch_hint=1, headers=headers)
         assert client.run(MODEL, ["still here"]).outputs == ["still here"]
         assert client.reconnects == 0, "what cannot be published has cost a connection"
     # Not one of them shows the password.
