@@ -1,6 +1,7 @@
 // How bodies are written and read: as JSON, or as MessagePack, whose package is loaded only for a client that asks for it.
 
 import { Buffer } from 'node:buffer'
+import { types } from 'node:util'
 
 // Of a body that is written. Workers take 127 levels of a JSON value; these are some more, so that they say what is wrong.
 const DEPTH_MAX = 256
@@ -17,15 +18,30 @@ export const json = {
   },
 }
 
-// JSON.stringify writes null for these, or leaves them out. Fields that are undefined are as good as absent. Half a surrogate pair it writes
-// as an escape, which workers refuse.
-function refuseLosses(key, value) {
-  if (value !== undefined && !isWellFormed(key)) throw new Error(`a field is named ${JSON.stringify(key)}, which is no Unicode: half a surrogate pair`)
+// What JSON.stringify writes as {}, whatever is in it.
+const EMPTIED = [
+  types.isMap, types.isSet, types.isWeakMap, types.isWeakSet, types.isAnyArrayBuffer, types.isRegExp, types.isNativeError, types.isPromise,
+]
+
+// Throws for what JSON.stringify, which calls this for each value after the value's own toJSON, writes as something else or leaves out.
+// Fields that are undefined are as good as absent. Half a surrogate pair it writes as an escape, which workers refuse.
+function refuseLosses(key, converted) {
+  const given = this[key]
+  // As it is written: new Number(1) as 1.
+  const value = types.isBoxedPrimitive(converted) ? converted.valueOf() : converted
+  const place = key === '' ? 'it' : JSON.stringify(key)
+  if (value !== undefined && !isWellFormed(key)) throw new Error(`a field is named ${place}, which is no Unicode: half a surrogate pair`)
   if (typeof value === 'string' && !isWellFormed(value)) {
-    throw new Error(`${JSON.stringify(key)} is ${JSON.stringify(value.slice(0, 40))}, which is no Unicode: half a surrogate pair`)
+    throw new Error(`${place} is ${JSON.stringify(value.slice(0, 40))}, which is no Unicode: half a surrogate pair`)
   }
+  if (ArrayBuffer.isView(given)) throw new Error(`${place} is of the type ${given.constructor?.name}, and JSON has no bytes: make it base64 or an array`)
+  if (EMPTIED.some((is) => is(value))) throw new Error(`${place} is of the type ${value.constructor?.name}, which JSON does not have`)
   const isLost = typeof value === 'number' ? !Number.isFinite(value) : ['function', 'symbol'].includes(typeof value)
-  if (isLost || (value === undefined && Array.isArray(this))) throw new Error(`${JSON.stringify(key)} is ${String(value)}`)
+  // A Date that is none is null in JSON.
+  if (isLost || (types.isDate(given) && value === null)) throw new Error(`${place} is ${String(isLost ? value : given).slice(0, 40)}`)
+  if (value === undefined && (given !== undefined || Array.isArray(this))) {
+    throw new Error(`${place} is ${given === undefined ? 'undefined' : 'an object whose toJSON gives undefined'}`)
+  }
   return value
 }
 

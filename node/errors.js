@@ -1,4 +1,4 @@
-// The errors of the client. `retryable` says whether the same call can succeed later, unchanged.
+// The errors of the client. `retryable` says whether the same call can succeed later, unchanged; after Disconnected with a new client.
 
 export class VramqError extends Error {
   retryable = false
@@ -31,8 +31,12 @@ export class QueueFull extends PublishError {
 export class PublishTimeout extends PublishError {
   retryable = true
 }
+// The client has ended, and each further call of it rejects with this at once.
 export class Disconnected extends VramqError {
-  retryable = true
+  constructor(message, retryable) {
+    super(message)
+    this.retryable = retryable
+  }
 }
 
 export class JobError extends VramqError {}

@@ -124,11 +124,15 @@ export declare class Client {
 }
 
 export declare class VramqError extends Error {
-  /** Whether the same call can succeed later, unchanged. */
+  /** Whether the same call can succeed later, unchanged; after Disconnected with a new client. */
   readonly retryable: boolean
 }
 export declare class ConnectError extends VramqError {}
 export declare class ClientClosed extends VramqError {}
+/**
+ * The connection was lost for longer than `reconnectForMs`. The client has ended, and each further call of it rejects with this at once. If it is
+ * `retryable`, a new client may succeed. It is not if the broker refused the last attempt to reconnect.
+ */
 export declare class Disconnected extends VramqError {}
 export declare class PublishError extends VramqError {}
 export declare class InvalidJob extends PublishError {}

@@ -128,7 +128,7 @@ export class Client {
     const { contentType } = this.#encoding
     const properties = messageProperties({ ...options, id, userId: this.#userId, digest: secret && digestOf(secret), contentType })
     const timeoutMs = checkTimeout(options.timeoutMs ?? timeout)
-    const key = options.key === undefined ? model : checkName(options.key)
+    const key = options.key === undefined ? model : checkName(options.key, 'key')
     options.signal?.throwIfAborted()
     const publish = () => this.#publish(pending, body, properties)
     const { onProgress, signal } = options
@@ -182,7 +182,7 @@ export class Client {
         ;[session, wait] = await this.#reopen(wait)
       } catch (error) {
         this.#withdrawals.stop()
-        return this.#end(new Disconnected(`the connection to the broker is lost: ${error.message}`))
+        return this.#end(new Disconnected(`the connection to the broker is lost: ${error.message}`, error.retryable !== false))
       } finally {
         // Those who wait look again, and find the session, or why there is none.
         setImmediate(opened)

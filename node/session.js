@@ -15,8 +15,12 @@ const LOST_MS = 1000
 // What a timer of Node.js can wait, 24 days; more would be no wait at all.
 export const TIMER_MS_MAX = 2 ** 31 - 1
 
-// What amqplib says when the broker closes the connection instead of opening the virtual host. It keeps the broker's words to itself.
-const VHOST_REFUSED = /got <ConnectionClose/
+// What the broker says when it refuses a login, or what the user may not do. Of what else it says, and amqplib repeats, nothing is a
+// refusal: it goes away (CONNECTION_FORCED), or a part of it is down (INTERNAL_ERROR, NOT_FOUND of a queue).
+const REFUSED = /ACCESS_REFUSED|NOT_ALLOWED/
+// What amqplib says when the broker closes the connection instead of opening the virtual host. It keeps the broker's code and words to
+// itself, so nobody knows whether the same call can succeed later.
+const VHOST_CLOSED = /got <ConnectionClose/
 
 // Waits for work, but not for longer. The timer keeps the process alive, so that what follows is done.
 export async function within(ms, work) {
@@ -140,12 +144,9 @@ export class Connector {
         return session
       } catch (error) {
         await session.drop()
-        if (VHOST_REFUSED.test(error.message)) {
-          refused = new Error(`no vhost ${vhostOf(url)}, or none for this user, or it takes no more connections`)
-        }
-        // The broker's own answer has a code, or comes during the handshake.
-        else if (/ACCESS_REFUSED|NOT_ALLOWED|Handshake terminated/.test(error.message)) refused = error
-        else unreachable = error
+        if (REFUSED.test(error.message)) refused = error
+        else if (!VHOST_CLOSED.test(error.message)) unreachable = error
+        else unreachable = new Error(`no vhost ${vhostOf(url)}, or none for this user, or it takes no more connections, or it is down`)
       }
     }
     if (unreachable) throw new ConnectError(`cannot reach the broker at ${this.broker}: ${unreachable.message || unreachable.code}`, true)

@@ -21,10 +21,10 @@ export function inputList(inputs) {
   return [...inputs]
 }
 
-// The name of a model, or the key of its jobs.
-export function checkName(name) {
+// The name of a model, or `key`, the routing key of its jobs.
+export function checkName(name, what = 'the model') {
   if (typeof name !== 'string' || !MODEL_NAME.test(name)) {
-    throw new InvalidJob(`${JSON.stringify(String(name))} cannot name a model: 1 to 128 characters of a-z, A-Z, 0-9, - _ . / : are allowed`)
+    throw new InvalidJob(`${what} is ${JSON.stringify(String(name))}, and has to be 1 to 128 characters of a-z, A-Z, 0-9, - _ . / :`)
   }
   return name
 }
@@ -37,9 +37,9 @@ export function encodeJob(model, inputs, params, encoding = json) {
   if (params !== undefined && params !== null && (typeof params !== 'object' || Symbol.iterator in params)) {
     throw new InvalidJob('params has to be an object')
   }
-  const body = written(encoding, () => ({
-    model, inputs: inputs.map((input, at) => encodeInput(input, at, encoding)), ...(params && { params: encoding.value(params) }),
-  }))
+  const list = inputs.map((input, at) => withForm(`inputs[${at}]`, encoding, () => encodeInput(input, at, encoding)))
+  const values = params && withForm('params', encoding, () => encoding.value(params))
+  const body = withForm('the job', encoding, () => encoding.write({ model, inputs: list, ...(values && { params: values }) }))
   if (body.length > BODY_BYTES_MAX) {
     throw new InvalidJob(`the job takes ${body.length} bytes, at most ${BODY_BYTES_MAX} are allowed; submit several jobs`)
   }
@@ -61,13 +61,13 @@ function encodeInput(input, at, encoding) {
   throw new InvalidJob(`inputs[${at}]: ${why}an input is a string of Unicode, a Uint8Array, { uri } or { json }`)
 }
 
-// A number of 64 bits has no form in JSON, and what holds itself has none.
-function written(encoding, job) {
+// What `encode` gives, or an InvalidJob that names what has no form in the encoding: a number of 64 bits, NaN, what holds itself.
+function withForm(name, encoding, encode) {
   try {
-    return encoding.write(job())
+    return encode()
   } catch (error) {
     if (error instanceof InvalidJob) throw error
-    throw new InvalidJob(`the job has no form in ${encoding.contentType}: ${error.message}`)
+    throw new InvalidJob(`${name} has no form in ${encoding.contentType}: ${error.message}`)
   }
 }
 

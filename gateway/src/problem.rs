@@ -293,6 +293,8 @@ impl IntoResponse for Problem {
 
 #[cfg(test)]
 mod tests {
+    use vramq_producer::ConnectError;
+
     use super::*;
 
     fn failed(reason: Reason) -> Problem {
@@ -324,7 +326,10 @@ mod tests {
         assert_eq!((full.status.as_u16(), &headers[header::RETRY_AFTER]), (429, &HeaderValue::from(3)));
         for error in [
             PublishError::Timeout { after },
-            PublishError::Disconnected("gone".to_owned()),
+            PublishError::Disconnected(ConnectError::Unreachable {
+                broker: "there".to_owned(),
+                error: "gone".to_owned(),
+            }),
             PublishError::Closed,
         ] {
             // It may be in the queue: its id tells what became of it.

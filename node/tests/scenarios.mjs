@@ -56,8 +56,42 @@ async function brokerThatHangs({ hostname, port }) {
   return server
 }
 
+// A way to the broker that answers a method of the client's itself: by closing the connection or the channel, with this code and text.
+async function wayThatCloses(url, method, code, text) {
+  const { hostname, port, host } = new URL(url)
+  const short = (number) => [number >> 8, number & 255]
+  const closing = [...short(code), text.length, ...Buffer.from(text), 0, 0, 0, 0]
+  const frame = (channel, content) => Buffer.from([1, ...short(channel), 0, 0, ...short(content.length), ...content, 0xce])
+  const clients = new Set()
+  const way = { method, cut: () => clients.forEach((client) => client.destroy()) }
+  const server = net.createServer((client) => {
+    const broker = net.connect(Number(port), hostname)
+    clients.add(client)
+    let hasAnswered = false
+    client.on('data', (data) => {
+      if (way.method && data.includes(way.method)) {
+        hasAnswered = true
+        client.write(way.method === QUEUE_DECLARE ? frame(1, [...CHANNEL_CLOSE, ...closing]) : frame(0, [...CLOSE, ...closing]))
+      } else if (!hasAnswered) broker.write(data)
+      else if (data.includes(CLOSE)) client.write(frame(0, CLOSE_OK))
+    })
+    broker.on('data', (data) => hasAnswered || client.write(data))
+    for (const [one, other] of [[client, broker], [broker, client]]) one.on('error', () => {}).on('close', () => other.destroy())
+  })
+  await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve))
+  way.url = url.replace(host, `127.0.0.1:${server.address().port}`)
+  way.close = () => server.close()
+  return way
+}
+
 // Class and method in AMQP.
+const START_OK = Buffer.from([0, 10, 0, 11])
+const OPEN = Buffer.from([0, 10, 0, 40])
+const CLOSE = Buffer.from([0, 10, 0, 50])
+const CLOSE_OK = Buffer.from([0, 10, 0, 51])
 const CHANNEL_OPEN = Buffer.from([0, 20, 0, 10])
+const CHANNEL_CLOSE = Buffer.from([0, 20, 0, 40])
+const QUEUE_DECLARE = Buffer.from([0, 50, 0, 10])
 
 const scenarios = {
   // Outputs of every kind, in order; progress; many at once.
@@ -281,8 +315,27 @@ const scenarios = {
     itself.itself = itself
     const none = [
       { json: 1n }, { json: () => {} }, { json: itself }, { json: NaN }, { json: { x: [() => {}] } }, { json: [-Infinity] },
-      { json: '\ud800' }, { json: [{ x: 'a\udc00' }] }, { json: { '\ud800': 1 } }, { uri: 's3://\ud800' },
+      { json: '\ud800' }, { json: [{ x: 'a\udc00' }] }, { json: { '\ud800': 1 } }, { uri: 's3://\ud800' }, { json: { toJSON() {} } },
     ]
+    // JSON.stringify writes something else for these: {}, null, or what the fields of an object would be. Or it leaves them out.
+    const lossy = [
+      new Map([['a', 1]]), new Set([1]), new WeakMap(), new Uint8Array(2), Buffer.from('a'), new Float32Array(1), new ArrayBuffer(1), /a/, new Error('a'),
+      Promise.resolve(1), new Date(NaN), new Number(NaN), Object(Symbol('a')), new String('\ud800'), { toJSON() {} }, { toJSON: () => NaN }, { toJSON: () => new Map() },
+    ]
+    for (const value of [...lossy, NaN, '\ud800', 1n, Symbol('a'), () => {}, itself]) {
+      for (const inner of [{ x: value }, [value], { x: [{ y: value }] }]) {
+        const input = await client.run(MODEL, ['a', { json: inner }]).catch((error) => error)
+        assert.ok(input instanceof vramq.InvalidJob && /^inputs\[1\] has no form in application\/json: /.test(input.message), `${input}`)
+        const params = await client.run(MODEL, ['a'], { params: { inner } }).catch((error) => error)
+        assert.ok(params instanceof vramq.InvalidJob && /^params has no form in application\/json: /.test(params.message), `${params}`)
+      }
+    }
+    for (const value of lossy) none.push({ json: value })
+    class Counted { n = 1 }
+    const lossless = { a: new Date(0), b: new Number(1), c: new String('x'), d: new Counted(), e: { toJSON: () => [1] }, f: undefined, g: new URL('http://a/') }
+    const [written] = (await client.run(MODEL, [{ json: lossless }])).outputs
+    assert.deepEqual(JSON.parse(written.bytes.toString()), { a: '1970-01-01T00:00:00.000Z', b: 1, c: 'x', d: { n: 1 }, e: [1], g: 'http://a/' })
+    await assert.rejects(client.run(MODEL, ['a'], { key: '~bulk.x' }), /^InvalidJob: key is "~bulk\.x"/)
     for (const wrong of [[], ['x'.repeat(16 << 20)], new Array(65_537).fill('x'), [1], [null], ['\ud800'], ...none.map((input) => [input])]) {
       await assert.rejects(client.run(MODEL, wrong), vramq.InvalidJob)
     }
@@ -348,7 +401,43 @@ const scenarios = {
     await (await vramq.Client.connect(url, { connectTimeoutMs: undefined, timeoutMs: undefined, jobsInFlight: undefined })).close()
     // Behind the last slash is the virtual host. The broker says what it is.
     const host = await vramq.Client.connect(url.replace(/[^/]*$/, 'no-such-host')).catch((error) => error)
-    assert.ok(host instanceof vramq.ConnectError && !host.retryable && /vhost.*no-such-host/.test(host.message), `${host}`)
+    // amqplib does not repeat why: it may be down.
+    assert.ok(host instanceof vramq.ConnectError && host.retryable && /vhost no-such-host.*or it is down/.test(host.message), `${host}`)
+  },
+
+  // When the broker closes a connection, its code says whether it refuses the client, or goes away or is down in part.
+  async refusals(url) {
+    const refuses = [403, 'ACCESS_REFUSED - why']
+    const goesAway = [320, 'CONNECTION_FORCED - why']
+    const isDown = [541, "INTERNAL_ERROR - access to vhost '/' refused for user 'guest': vhost '/' is down"]
+    for (const [method, answer, retryable] of [
+      [START_OK, refuses, false], [START_OK, [530, 'NOT_ALLOWED - why'], false], [START_OK, goesAway, true], [OPEN, isDown, true], [OPEN, goesAway, true],
+      [CHANNEL_OPEN, isDown, true], [CHANNEL_OPEN, goesAway, true], [QUEUE_DECLARE, refuses, false],
+      // The reply queue's node is down.
+      [QUEUE_DECLARE, [404, 'NOT_FOUND - why'], true],
+    ]) {
+      const way = await wayThatCloses(url, method, ...answer)
+      const error = await vramq.Client.connect(way.url).catch((error) => error)
+      assert.ok(error instanceof vramq.ConnectError && error.retryable === retryable, `${error}`)
+      assert.equal(/^the broker at [^ ]* refuses/.test(error.message), !retryable, error.message)
+      // amqplib does not repeat what ends an open connection, or one that is opened.
+      assert.ok([OPEN, CHANNEL_OPEN].includes(method) || error.message.includes(answer[1]), error.message)
+      way.close()
+    }
+    // A client that has ended says whether another one may succeed.
+    for (const answer of [refuses, goesAway]) {
+      const way = await wayThatCloses(url, undefined, ...answer)
+      const client = await vramq.Client.connect(way.url, { reconnectForMs: 500 })
+      way.method = START_OK
+      way.cut()
+      for (let n = 0; n < 2; n += 1) {
+        const error = await client.submit(MODEL, ['a']).catch((error) => error)
+        assert.ok(error instanceof vramq.Disconnected && error.retryable === (answer === goesAway), `${error}`)
+        assert.ok(error.message.includes(answer[1]), error.message)
+      }
+      await client.close()
+      way.close()
+    }
   },
 
   // Jobs over which the broker ends a connection or a channel, as far as the checks before do not know them: each fails, with what the
@@ -579,8 +668,9 @@ const scenarios = {
     const client = await vramq.Client.connect(url, { reconnectForMs: 500 })
     const job = await client.submit('slow', ['a'])
     console.log('submitted')
-    await assert.rejects(job.result(), vramq.Disconnected)
-    await assert.rejects(client.submit(MODEL, ['a']), vramq.Disconnected)
+    for (const work of [() => job.result(), () => client.submit(MODEL, ['a'])]) {
+      await assert.rejects(work, (error) => error instanceof vramq.Disconnected && error.retryable)
+    }
     await client.close()
   },
 

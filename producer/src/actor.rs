@@ -116,12 +116,10 @@ impl Actor {
                 Err(None) => return self.fail(&PublishError::Closed, &JobError::Closed),
                 Err(Some(error)) => {
                     tracing::error!(%error, "no connection to the broker: giving up, all unanswered jobs fail");
-                    let text = error.to_string();
                     if let ConnectError::Refused { .. } = error {
                         // Set once only: the task ends with it.
-                        let _ = self.shared.refusal.set(error);
+                        let _ = self.shared.refusal.set(error.clone());
                     }
-                    let error = text;
                     return self
                         .fail(&PublishError::Disconnected(error.clone()), &JobError::Disconnected(error));
                 }

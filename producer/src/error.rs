@@ -61,9 +61,10 @@ pub enum PublishError {
     #[error("the broker did not confirm the job within {after:?}; it may be in the queue all the same")]
     Timeout { after: Duration },
     /// The connection was lost for longer than [`Options::reconnect_for`](crate::Options::reconnect_for), or the broker refused to let the
-    /// client back: then [`Client::refusal`](crate::Client::refusal) says why. This client has ended; another one may succeed.
+    /// client back. With why the last attempt failed: if that [is retryable](ConnectError::is_retryable), a new client may succeed. This one
+    /// has ended, and answers every call with this error at once.
     #[error("the connection to the broker is lost: {0}")]
-    Disconnected(String),
+    Disconnected(ConnectError),
     #[error("the client was connected without a reply queue; use `publish`")]
     NoReplyQueue,
     #[error("the client is closed")]
@@ -71,13 +72,12 @@ pub enum PublishError {
 }
 
 impl PublishError {
-    /// Whether the same job can succeed later without a change by its publisher.
+    /// Whether the same job can succeed later without a change by its publisher; after [`Disconnected`](Self::Disconnected) with a new
+    /// client only.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::QueueFull { .. }
-            | Self::Unroutable { .. }
-            | Self::Timeout { .. }
-            | Self::Disconnected(_) => true,
+            Self::QueueFull { .. } | Self::Unroutable { .. } | Self::Timeout { .. } => true,
+            Self::Disconnected(error) => error.is_retryable(),
             Self::Model(_)
             | Self::Option { .. }
             | Self::NoInputs
@@ -105,9 +105,10 @@ pub enum JobError {
     #[error("invalid reply: {0}")]
     InvalidReply(String),
     /// The connection was lost for longer than [`Options::reconnect_for`](crate::Options::reconnect_for), or the broker refused to let the
-    /// client back: then [`Client::refusal`](crate::Client::refusal) says why. This client has ended; another one may succeed.
+    /// client back. With why the last attempt failed: if that [is retryable](ConnectError::is_retryable), a new client may succeed. This one
+    /// has ended, and answers every call with this error at once.
     #[error("the connection to the broker is lost: {0}")]
-    Disconnected(String),
+    Disconnected(ConnectError),
     /// The reply queue was deleted or has expired, and its replies with it. A worker may have run the job. The client withdraws the job, so
     /// that submitting it again mostly does not run it twice.
     #[error("the reply queue was lost, and with it any reply to this job; the job itself may have run")]

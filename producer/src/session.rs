@@ -27,6 +27,9 @@ const LIMITS: Limits =
 /// AMQP's code for a user that does not exist or has another password, and for what a user may not do.
 const ACCESS_REFUSED: u16 = 403;
 
+/// AMQP's code for a queue that does not exist, or whose node is down.
+const NOT_FOUND: u16 = 404;
+
 /// AMQP's code for an unknown virtual host, and for what this user may not do at all.
 const NOT_ALLOWED: u16 = 530;
 
@@ -180,9 +183,14 @@ impl Connector {
     fn explain(&self, error: &lapin::Error) -> ConnectError {
         let broker = self.broker();
         match error.kind() {
-            // Others mean that the broker goes away, or that a part of it is down: 320 CONNECTION_FORCED, 541 INTERNAL_ERROR.
+            // Others mean that the broker goes away, or that a part of it is down: 320 CONNECTION_FORCED, 541 INTERNAL_ERROR. So does a
+            // reply queue that cannot be declared because its node is down. One that is only to be adopted may not exist.
             ErrorKind::ProtocolError(refusal)
-                if error.is_amqp_soft_error() || refusal.get_id() == NOT_ALLOWED =>
+                if match refusal.get_id() {
+                    NOT_FOUND => self.adopts(),
+                    NOT_ALLOWED => true,
+                    _ => error.is_amqp_soft_error(),
+                } =>
             {
                 ConnectError::Refused { broker, error: refusal.get_message().to_string() }
             }
@@ -220,5 +228,30 @@ impl Session {
             Ok(Err(error)) => tracing::debug!(%error, "close connection"),
             Err(_) => tracing::debug!("close connection: no answer in time"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lapin::protocol::AMQPError;
+
+    use super::*;
+
+    fn explained(options: Options, code: u16) -> ConnectError {
+        let error = ErrorKind::ProtocolError(AMQPError::from_id(code, "why".into()).unwrap()).into();
+        Connector::new(options).unwrap().explain(&error)
+    }
+
+    #[test]
+    fn a_broker_that_is_down_in_part_refuses_nothing() {
+        let options = || Options::new("amqp://localhost/%2f");
+        for (code, is_refused) in [(403, true), (530, true), (320, false), (541, false), (404, false)] {
+            let error = explained(options(), code);
+            assert_eq!(!error.is_retryable(), is_refused, "{code}: {error}");
+            assert!(error.to_string().contains("why"), "{error}");
+        }
+        // Nobody declares the queue that is to be adopted.
+        let adopting = Options { adopt: Some("gone".to_owned()), ..options() };
+        assert!(!explained(adopting, 404).is_retryable());
     }
 }

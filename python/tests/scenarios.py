@@ -394,8 +394,9 @@ def msgpack(url):
         assert [output.data for output in job.result().outputs] == [bytes(range(256)) * 4] * 6000
         failed = raises(vramq.JobFailed, client.run, MODEL, ["a"], params={"unknown": 1})
         assert failed.reason == "invalid-input" and "unknown" in failed.error
-        for wrong in (["\ud800"], [vramq.Json(float("nan"))], [vramq.Json(b"x")], [vramq.Json(1 << 64)], ["x" * (16 << 20)]):
-            raises(vramq.InvalidJob, client.run, MODEL, wrong)
+        for wrong in ("\ud800", vramq.Json(float("nan")), vramq.Json(b"x"), vramq.Json(1 << 64)):
+            assert str(raises(vramq.InvalidJob, client.run, MODEL, ["a", wrong])).startswith("inputs[1] "), wrong
+        raises(vramq.InvalidJob, client.run, MODEL, ["x" * (16 << 20)])
     raises(ValueError, vramq.Client, url, encoding="pickle")
 
 
@@ -430,7 +431,8 @@ def failures(url):
             assert "inputs[1] is not Unicode" in str(raises(vramq.InvalidJob, client.run, MODEL, ["a", half])), half
         assert "params is not Unicode" in str(raises(vramq.InvalidJob, client.run, MODEL, ["a"], params={"x": "\ud800"}))
         for wrong in (float("nan"), [float("inf")], {"x": -float("inf")}):
-            assert "not JSON compliant" in str(raises(vramq.InvalidJob, client.run, MODEL, [vramq.Json(wrong)])), wrong
+            refusal = str(raises(vramq.InvalidJob, client.run, MODEL, ["a", vramq.Json(wrong)]))
+            assert refusal.startswith("inputs[1] ") and "not JSON compliant" in refusal, refusal
         itself = {}
         itself["itself"] = itself
         for name, values in {
@@ -444,20 +446,34 @@ def failures(url):
             "timeout": [-1, float("nan"), "60", True, datetime.timedelta(minutes=1)],
             "headers": [
                 7, "ab", ["a"], {7: "a"}, {"": "a"}, {"\ud800": 1}, {"x" * 129: "a"}, {"x": object()}, {"x": 1 << 64}, {"x": "\ud800"},
-                {"x": "y" * (121 << 10)}, {"x": {"y": object()}}, {"x": {7: 7}}, {"x": itself}, {"x": [[object()]]},
+                {"x": "y" * (121 << 10)}, {"x": {"y": object()}}, {"x": {7: 7}}, {"x": itself}, {"x": [[object()]]}, {"x": {"": 1}},
             ],
             "params": [7, "ab", {"x": object()}, {"x": float("nan")}, {"x": itself}],
         }.items():
             for value in values:
                 raises(vramq.InvalidJob, client.run, MODEL, ["a"], **{name: value})
                 raises(vramq.InvalidJob, client.publish, MODEL, ["a"], **{name: value})
+        for name, value, why in (
+            ("key", "~bulk.x", "key is '~bulk.x'"), ("params", {"x": object()}, "params has no form in application/json"),
+            ("headers", {"x": [{"y": object()}]}, "headers.x[0].y has no form in AMQP"),
+            # The library would cut the name, and two such names would be one.
+            ("headers", {"x": {"y" * 129: 1}}, f"the name '{'y' * 128}' in headers.x must have 1 to 128 bytes"),
+        ):
+            refusal = str(raises(vramq.InvalidJob, client.run, MODEL, ["a"], **{name: value}))
+            assert refusal.startswith(why), refusal
+        # The library would round these: a time by a minute.
+        for value in (1790000000.123, 0.1, 2.0 ** 24 + 1, float("nan"), -float("inf"), 1e300):
+            for headers, where in (({"x": value}, "headers.x"), ({"x": [{"y": value}]}, "headers.x[0].y")):
+                refusal = str(raises(vramq.InvalidJob, client.run, MODEL, ["a"], headers=headers))
+                assert refusal.startswith(f"{where} is {value!r}, ") and "32 bits" in refusal, refusal
         raises(vramq.InvalidJob, client.run, MODEL, ["a"], on_progress=7)
         raises(ValueError, client.embed, MODEL, ["a"], job_items=0)
         for reply_to in ("", "x" * 256, 7):
             raises(vramq.InvalidJob, client.publish, MODEL, ["a"], reply_to=reply_to)
         in_an_hour = datetime.datetime.now() + datetime.timedelta(hours=1)
+        headers = {"x": ["y", {"z": None, "w": -(2.0 ** 100)}], "ñ": 1.5}
         for expiration in (60, 60.5, datetime.timedelta(minutes=1), in_an_hour):
-            client.run(MODEL, ["a"], priority=255, expiration=expiration, batch_hint=1, headers={"x": ["y", {"z": None}], "ñ": 1.5})
+            client.run(MODEL, ["a"], priority=255, expiration=expiration, batch_hint=1, headers=headers)
         assert client.run(MODEL, ["still here"]).outputs == ["still here"]
         assert client.reconnects == 0, "what cannot be published has cost a connection"
     # Not one of them shows the password.
@@ -468,6 +484,90 @@ def failures(url):
     # Behind the last slash is the virtual host. The broker says what it is.
     missing = raises(vramq.ConnectError, vramq.Client, url.rpartition("/")[0] + "/no-such-host")
     assert not missing.retryable and "vhost" in str(missing) and "no-such-host" in str(missing), missing
+
+
+def refusals(url):
+    """When the broker closes a connection, its code says whether it refuses the client, or goes away or is down in part."""
+    refuses, goes_away = (403, "ACCESS_REFUSED - why"), (320, "CONNECTION_FORCED - why")
+    is_down = 541, "INTERNAL_ERROR - access to vhost '/' refused for user 'guest': vhost '/' is down"
+
+    async def run():
+        for method, answer, retryable in (
+            (ClosesAt.START_OK, refuses, False), (ClosesAt.START_OK, goes_away, True), (ClosesAt.OPEN, (530, "NOT_ALLOWED - why"), False),
+            (ClosesAt.OPEN, is_down, True), (ClosesAt.OPEN, goes_away, True), (ClosesAt.CHANNEL_OPEN, is_down, True),
+            (ClosesAt.CHANNEL_OPEN, goes_away, True), (ClosesAt.QUEUE_DECLARE, refuses, False),
+            # The reply queue's node is down.
+            (ClosesAt.QUEUE_DECLARE, (404, "NOT_FOUND - why"), True),
+        ):
+            way = ClosesAt(method, *answer)
+            error = await raises_async(vramq.ConnectError, vramq.AsyncClient(await way.leads_to(url)).connect())
+            assert error.retryable == retryable, (method, error)
+            # aiormq 6 does not repeat what ends an open connection.
+            assert method == ClosesAt.CHANNEL_OPEN or answer[1] in str(error), (method, error)
+            assert ("refuses" in str(error).partition(": ")[0]) == (not retryable), error
+        # A client that has ended says whether another one may succeed.
+        for answer in (refuses, goes_away):
+            way = ClosesAt(None, *answer)
+            client = await vramq.AsyncClient(await way.leads_to(url), reconnect_for=0.5).connect()
+            way.method = ClosesAt.START_OK
+            way.cut()
+            for _ in range(2):
+                error = await raises_async(vramq.Disconnected, client.submit(MODEL, ["a"]))
+                assert error.retryable == (answer is goes_away) and answer[1] in str(error), error
+            await client.close()
+
+    asyncio.run(run())
+
+
+class ClosesAt:
+    """A way to the broker that answers a method of the client's itself: by closing the connection or the channel, with this code and text."""
+
+    START_OK, OPEN, CHANNEL_OPEN, QUEUE_DECLARE = b"\0\x0a\0\x0b", b"\0\x0a\0\x28", b"\0\x14\0\x0a", b"\0\x32\0\x0a"
+    CLOSE, CLOSE_OK, CHANNEL_CLOSE = b"\0\x0a\0\x32", b"\0\x0a\0\x33", b"\0\x14\0\x28"
+
+    def __init__(self, method, code, text):
+        self.method, self.writers = method, []
+        self.closing = code.to_bytes(2, "big") + bytes([len(text)]) + text.encode() + bytes(4)
+
+    async def leads_to(self, url):
+        """The URL of this way."""
+        broker = urllib.parse.urlsplit(url)
+        self.broker = broker.hostname, broker.port
+        self.server = await asyncio.start_server(self.lead, "127.0.0.1", 0)
+        port = self.server.sockets[0].getsockname()[1]
+        return url.replace(f"{broker.hostname}:{broker.port}", f"127.0.0.1:{port}")
+
+    def cut(self):
+        for writer in self.writers:
+            writer.close()
+
+    async def lead(self, reader, writer):
+        self.writers.append(writer)
+        from_broker, to_broker = await asyncio.open_connection(*self.broker)
+        downwards = asyncio.ensure_future(CutAtDeclareOk.copy(from_broker, writer))
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            to_broker.write(await reader.readexactly(8))
+            has_answered = False
+            while True:
+                head = await reader.readexactly(7)
+                frame = head + await reader.readexactly(int.from_bytes(head[3:], "big") + 1)
+                method = frame[7:11]
+                if method == self.method:
+                    has_answered = True
+                    is_channels = method == self.QUEUE_DECLARE
+                    closing = (self.CHANNEL_CLOSE if is_channels else self.CLOSE) + self.closing
+                    self.answer(writer, head[1:3] if is_channels else b"\0\0", closing)
+                elif has_answered and method == self.CLOSE:
+                    self.answer(writer, b"\0\0", self.CLOSE_OK)
+                elif not has_answered:
+                    to_broker.write(frame)
+        downwards.cancel()
+        writer.close()
+        to_broker.close()
+
+    @staticmethod
+    def answer(writer, channel, arguments):
+        writer.write(b"\1" + channel + len(arguments).to_bytes(4, "big") + arguments + b"\xce")
 
 
 def refused(url):
@@ -806,8 +906,8 @@ def gives_up(url):
         client = await vramq.AsyncClient(url, reconnect_for=0.5).connect()
         job = await client.submit("slow", ["a"])
         print("submitted", flush=True)
-        await raises_async(vramq.Disconnected, job.result(timeout=60))
-        await raises_async(vramq.Disconnected, client.submit(MODEL, ["a"]))
+        for work in (job.result(timeout=60), client.submit(MODEL, ["a"])):
+            assert (await raises_async(vramq.Disconnected, work)).retryable, "a new client may succeed"
         await client.close()
 
     asyncio.run(run())
@@ -933,7 +1033,8 @@ def celery_in_child(app, echo, of_the_parent):
 def processes(_):
     """Every error comes whole out of a pool of processes."""
     errors = [
-        vramq.ConnectError("cannot reach it", True), vramq.InvalidJob("no inputs"), vramq.JobFailed("expired", "too late", [None, "b"]),
+        vramq.ConnectError("cannot reach it", True), vramq.Disconnected("refused", False), vramq.InvalidJob("no inputs"),
+        vramq.JobFailed("expired", "too late", [None, "b"]),
         vramq.JobTimeout(2.5, 1, 3), vramq.DownloadError("store-unavailable", "busy"), vramq.QueueFull("full"),
         vramq.OutOfMemory("no room", asked=7), vramq.InvalidInput("no picture", 3),
     ]
@@ -941,7 +1042,7 @@ def processes(_):
         for error in errors:
             came = raises(type(error), pool.apply_async(_raise, (error,)).get, timeout=60)
             assert (type(came), str(came), vars(came)) == (type(error), str(error), vars(error)), came
-    assert raises(vramq.JobTimeout, _raise, errors[3]).retryable is False
+    assert raises(vramq.JobTimeout, _raise, errors[4]).retryable is False
 
 
 def _raise(error):

@@ -72,7 +72,7 @@ class Pending:
     def __init__(self, job_id, model, items, timeout, on_progress=None, key=None, withdrawals=None, secret=None):
         loop = asyncio.get_running_loop()
         # The routing key: the model's name, unless its workers have another.
-        self.key = model if key is None else _wire.checked_name(key)
+        self.key = model if key is None else _wire.checked_name(key, "key")
         self.id, self.model, self.assembly = job_id, model, _wire.Assembly(items)
         self.future, self.changed = loop.create_future(), asyncio.Event()
         self.confirmed, self.timeout, self.on_progress = False, timeout, on_progress

@@ -2,13 +2,16 @@
 jobs share."""
 
 import datetime
+import math
 import numbers
 import operator
+import struct
 import time
 import uuid
 from collections.abc import Mapping
 
 import aio_pika
+from pamqp.encode import encode_table_value
 from pamqp.header import ContentHeader
 
 from ._withdraw import DIGEST
@@ -20,6 +23,8 @@ SHORT_BYTES_MAX = 255
 HEADER_NAME_BYTES_MAX = 128
 # What workers take. A frame has 128 KiB, unless the broker is set otherwise.
 HEADER_BYTES_MAX = 120 << 10
+# Headers within headers, as workers read them.
+HEADER_DEPTH_MAX = 32
 PRIORITY_MAX = 255
 BATCH_HINT_MAX = (1 << 32) - 1
 # 49 days: RabbitMQ counts milliseconds in 32 bits.
@@ -100,12 +105,46 @@ def _headers(headers):
         return {}
     if not isinstance(headers, Mapping):
         raise InvalidJob(f"headers is a {type(headers).__name__}, and has to be a dict")
-    for name in headers:
-        if not isinstance(name, str):
-            raise InvalidJob(f"the name {name!r} of a header is not a str")
-        if not 0 < _utf8_bytes("the name of a header", name) <= HEADER_NAME_BYTES_MAX:
-            raise InvalidJob(f"the name {name[:HEADER_NAME_BYTES_MAX]!r} of a header must have 1 to {HEADER_NAME_BYTES_MAX} bytes")
-    return dict(headers)
+    headers = dict(headers)
+    _check_header("headers", headers, 0)
+    return headers
+
+
+def _check_header(name, value, depth):
+    """Raises InvalidJob, which names the header, for a value that has no form in AMQP, or another one than its writer meant."""
+    if depth > HEADER_DEPTH_MAX:
+        raise InvalidJob(f"{name} is nested in more than {HEADER_DEPTH_MAX} others")
+    if isinstance(value, dict):
+        for key, field in value.items():
+            _check_header_name(name, key)
+            _check_header(f"{name}.{key}", field, depth + 1)
+    elif isinstance(value, list):
+        for at, item in enumerate(value):
+            _check_header(f"{name}[{at}]", item, depth + 1)
+    elif isinstance(value, float) and not _is_of_32_bits(value):
+        # Rounded, a time would be a minute off, and two values may become one.
+        raise InvalidJob(f"{name} is {float(value)!r}, which is no number of 32 bits, and Python's AMQP library sends no other floats: "
+                         "make it a str or an int")
+    else:
+        try:
+            encode_table_value(value)
+        # Whatever the encoder raises, of whichever version it is.
+        except Exception as error:
+            raise InvalidJob(f"{name} has no form in AMQP: {error}") from error
+
+
+def _check_header_name(parent, name):
+    if not isinstance(name, str):
+        raise InvalidJob(f"the name {name!r} in {parent} is not a str")
+    if not 0 < _utf8_bytes(f"a name in {parent}", name) <= HEADER_NAME_BYTES_MAX:
+        raise InvalidJob(f"the name {name[:HEADER_NAME_BYTES_MAX]!r} in {parent} must have 1 to {HEADER_NAME_BYTES_MAX} bytes")
+
+
+def _is_of_32_bits(number):
+    try:
+        return math.isfinite(number) and struct.unpack(">f", struct.pack(">f", number)) == (number,)
+    except OverflowError:
+        return False
 
 
 def _short_text(name, text):

@@ -7,7 +7,7 @@ import ssl
 from urllib.parse import unquote
 
 import aio_pika
-from aiormq.exceptions import AMQPConnectionError, AMQPError, ChannelNotFoundEntity
+from aiormq.exceptions import AMQPConnectionError, AMQPError, ChannelNotFoundEntity, ConnectionClosed, ConnectionNotAllowed
 from pamqp.commands import Connection as ConnectionFrames
 from pamqp.exceptions import PAMQPException
 from yarl import URL
@@ -27,6 +27,10 @@ CLOSE_S = 3
 SILENT_S = 0.2
 # In this time those who use a lost connection learn why from aiormq. Version 6 leaves some of them waiting for ever.
 LOST_S = 1
+
+# AMQP's codes for a login that is refused, and for a virtual host that does not exist or that this user may not use. With others a broker
+# closes connections because it goes away, or because a part of it is down: 320 CONNECTION_FORCED, 541 INTERNAL_ERROR.
+REFUSALS = (403, 530)
 
 # Exceptions by which aio-pika and asyncio say that a connection is gone.
 LOST = (AMQPConnectionError, ConnectionError, OSError, asyncio.IncompleteReadError, RuntimeError)
@@ -233,17 +237,27 @@ def user_of(url):
 def _explain(broker, error):
     if isinstance(error, ssl.SSLError):
         return ConnectError(f"TLS with the broker at {broker} fails: {error}", False)
-    if isinstance(error, (AMQPError, PAMQPException)) and not _is_transport(error):
-        return ConnectError(f"the broker at {broker} refuses: {_closing_words(error) or _first(error)}", False)
-    return ConnectError(f"cannot reach the broker at {broker}: {_first(error)}", True)
+    closing = _closing_frame(error)
+    words = closing.reply_text if closing else _first(error)
+    if _is_refusal(error, closing):
+        return ConnectError(f"the broker at {broker} refuses: {words}", False)
+    return ConnectError(f"cannot reach the broker at {broker}: {words}", True)
 
 
-def _is_transport(error):
-    return type(error) is AMQPConnectionError or isinstance(error.__cause__, (OSError, EOFError))
+def _is_refusal(error, closing):
+    if closing is not None:
+        return closing.reply_code in REFUSALS
+    if isinstance(error, ConnectionClosed):
+        # Those with a class of their own have no code.
+        return isinstance(error, ConnectionNotAllowed) or (bool(error.args) and error.args[0] in REFUSALS)
+    # A reply queue cannot be declared while its node is down.
+    if not isinstance(error, (AMQPError, PAMQPException)) or isinstance(error, ChannelNotFoundEntity):
+        return False
+    return type(error) is not AMQPConnectionError and not isinstance(error.__cause__, (OSError, EOFError))
 
 
-def _closing_words(error):
-    """What the broker said when it closed the connection instead of opening it, as for a virtual host that does not exist.
+def _closing_frame(error):
+    """With what the broker closed the connection instead of opening it, as for a virtual host that does not exist.
 
     aiormq and pamqp only say that they expected another frame. The frame that came is a variable where the error was raised.
     """
@@ -251,7 +265,7 @@ def _closing_words(error):
     while at is not None:
         for value in at.tb_frame.f_locals.values():
             if isinstance(value, ConnectionFrames.Close):
-                return value.reply_text
+                return value
         at = at.tb_next
     return None
 

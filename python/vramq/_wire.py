@@ -60,10 +60,10 @@ def checked_params(params):
     return dict(params)
 
 
-def checked_name(name):
-    """The name of a model, or the key of its jobs."""
+def checked_name(name, what="the model"):
+    """The name of a model, or `key`, the routing key of its jobs."""
     if not isinstance(name, str) or not MODEL_NAME.fullmatch(name):
-        raise InvalidJob(f"{name!r} cannot name a model: 1 to 128 characters of a-z, A-Z, 0-9, - _ . / : are allowed")
+        raise InvalidJob(f"{what} is {name!r}, and has to be 1 to 128 characters of a-z, A-Z, 0-9, - _ . / :")
     return name
 
 
@@ -81,30 +81,38 @@ def encode_job(model, inputs, params, encoding="json"):
         job = {"model": model, "inputs": [_input(item, at, encoding) for at, item in enumerate(inputs)]}
         if params:
             job["params"] = _json_value(params, encoding)
-        if encoding == "msgpack":
-            body = _msgpack().packb(job)
-        else:
-            body = _dumps(job).encode()
+        body = _encoded(job, encoding)
     except InvalidJob:
         raise
-    except UnicodeEncodeError as error:
-        raise InvalidJob(f"{_not_unicode(inputs)} is not Unicode text: {error}") from error
-    # OverflowError: MessagePack has integers of 64 bits. RecursionError: nested too deeply.
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidJob(f"the job has no form in {CONTENT_TYPES[encoding]}: {error}") from error
+    except _NO_FORM as error:
+        what = "is not Unicode text" if isinstance(error, UnicodeEncodeError) else f"has no form in {CONTENT_TYPES[encoding]}"
+        raise InvalidJob(f"{_without_form(inputs, params, encoding)} {what}: {error}") from error
     if len(body) > BODY_BYTES_MAX:
         raise InvalidJob(f"the job takes {len(body)} bytes, at most {BODY_BYTES_MAX} are allowed; submit several jobs")
     return body
 
 
-def _not_unicode(inputs):
-    """The first input with half a surrogate pair, which no encoding has; or params."""
+# What encoding raises for a value that has no form there. OverflowError: MessagePack has integers of 64 bits. RecursionError: nested too
+# deeply. ValueError: not a number, or half a surrogate pair.
+_NO_FORM = (TypeError, ValueError, OverflowError, RecursionError)
+
+
+def _without_form(inputs, params, encoding):
+    """The first input that an encoding has no form for, or params; the job if each has one alone."""
     for at, item in enumerate(inputs):
         try:
-            _dumps(_input(item, at, "json")).encode()
-        except UnicodeEncodeError:
+            _encoded(_input(item, at, encoding), encoding)
+        except _NO_FORM:
             return f"inputs[{at}]"
-    return "params"
+    try:
+        _encoded(_json_value(params, encoding), encoding)
+    except _NO_FORM:
+        return "params"
+    return "the job"
+
+
+def _encoded(value, encoding):
+    return _msgpack().packb(value) if encoding == "msgpack" else _dumps(value).encode()
 
 
 def _dumps(value):

@@ -295,7 +295,8 @@ class AsyncClient:
                 session, wait = await self._reopen(wait)
                 self.reconnects += 1
         except Exception as error:  # Whatever it is: nobody else would tell the callers that wait.
-            self._end(Disconnected(f"the connection to the broker is lost: {error}"))
+            is_refused = isinstance(error, ConnectError) and not error.retryable
+            self._end(Disconnected(f"the connection to the broker is lost: {error}", not is_refused))
         finally:
             self._end(ClientClosed("the client's event loop has ended"))
             await self._withdrawals.stop()

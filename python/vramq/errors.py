@@ -1,4 +1,4 @@
-"""The errors of the clients. `retryable` says whether the same call can succeed later, unchanged."""
+"""The errors of the clients. `retryable` says whether the same call can succeed later, unchanged; after Disconnected with a new client."""
 
 from typing import Any, List
 
@@ -74,9 +74,14 @@ class PublishTimeout(PublishError):
 
 
 class Disconnected(VramqError):
-    """The connection was lost for longer than `reconnect_for`."""
+    """The connection was lost for longer than `reconnect_for`. The client has ended, and each further call of it raises this at once.
 
-    retryable = True
+    If it is `retryable`, a new client may succeed. It is not if the broker refused the last attempt to reconnect.
+    """
+
+    def __init__(self, message: str, retryable: bool) -> None:
+        super().__init__(message)
+        self.retryable = retryable
 
 
 class JobError(VramqError):

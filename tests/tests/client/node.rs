@@ -26,6 +26,7 @@ on_queue_types!(
     reconnecting_ends_at_its_limit,
 );
 on_one_setup!(
+    only_what_the_broker_refuses_is_a_refusal,
     a_refused_job_ends_no_other,
     a_caller_that_stops_waiting_gives_its_slot_back,
     jobs_of_callers_that_give_up_are_withdrawn,
@@ -128,6 +129,10 @@ async fn an_id_names_one_job(env: &mut TestEnv) -> Result<()> {
 async fn a_refused_withdrawal_is_tried_again(env: &mut TestEnv) -> Result<()> {
     let folder = tempfile::tempdir()?;
     succeeds_when_permitted_later(env, |url| scenario(folder.path(), "withdrawn_once_permitted", url)).await
+}
+
+async fn only_what_the_broker_refuses_is_a_refusal(env: &mut TestEnv) -> Result<()> {
+    run("refusals", env).await
 }
 
 async fn a_refused_job_ends_no_other(env: &mut TestEnv) -> Result<()> {

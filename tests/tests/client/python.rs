@@ -36,6 +36,7 @@ on_queue_types!(
     call_sites_of_celery_go_on,
 );
 on_one_setup!(
+    only_what_the_broker_refuses_is_a_refusal,
     a_refused_job_ends_no_other,
     a_caller_that_stops_waiting_gives_its_slot_back,
     jobs_of_callers_that_give_up_are_withdrawn,
@@ -115,6 +116,10 @@ async fn reconnecting_ends_at_its_limit(env: &mut TestEnv) -> Result<()> {
     succeeds_when_cut_off(env, |url| scenario("gives_up", url)).await
 }
 
+async fn only_what_the_broker_refuses_is_a_refusal(env: &mut TestEnv) -> Result<()> {
+    succeeds(scenario("refusals", &env.url)?).await
+}
+
 async fn a_refused_job_ends_no_other(env: &mut TestEnv) -> Result<()> {
     // A job that was published twice may be answered after the client has gone, with its reply queue.
     dead_letters_are_expected(env);
@@ -189,7 +194,7 @@ async fn the_oldest_python_does_the_same(env: &mut TestEnv) -> Result<()> {
     dead_letters_are_expected(env);
     env.worker(&[]).await?;
     unserved_model(env).await?;
-    for name in ["failures", "slots", "refused", "reply_queue_lost", "celery"] {
+    for name in ["failures", "slots", "refusals", "refused", "reply_queue_lost", "celery"] {
         succeeds(scenario_with("VRAMQ_TEST_PACKAGE_OLDEST", name, &env.url)?).await?;
     }
     Ok(())

@@ -8,7 +8,8 @@ use crate::common::{Broker, in_time, job, until, worker};
 use futures_util::{StreamExt as _, stream};
 use lapin::options::QueueDeleteOptions;
 use lapin::types::FieldTable;
-use vramq_producer::{Client, JobError, Options, PublishError, SubmitOptions};
+use vramq_producer::{Client, ConnectError, JobError, Options, PublishError, SubmitOptions};
+use vramq_tests::proxy::{Cut, Proxy};
 
 /// Jobs that are answered between two cuts.
 const JOBS_A_CUT: usize = 300;
@@ -110,7 +111,31 @@ async fn a_deleted_reply_queue_comes_back() {
     worker.abort();
 }
 
-/// The broker stays away for longer than the client may try.
+/// The broker is out of reach for longer than the client may try, and comes back: then a new client succeeds, and this one does not.
+#[tokio::test]
+async fn a_client_that_has_given_up_is_to_be_replaced() {
+    let broker = Broker::new();
+    let worker = worker::work(&broker, "m", |received| vec![received.done()]).await;
+    let proxy = Proxy::to(&broker.url()).await.unwrap();
+    let mut options = Options::new(proxy.url());
+    options.reconnect_for = Some(Duration::from_millis(300));
+    let client = Client::connect(options.clone()).await.unwrap();
+    proxy.refuse();
+    proxy.cut(Cut::Reset);
+    let submit =
+        async |client: &Client| in_time(client.submit(job("m", &["x"]), SubmitOptions::default())).await;
+    let lost = submit(&client).await.unwrap_err();
+    assert!(matches!(lost, PublishError::Disconnected(_)) && lost.is_retryable(), "{lost:?}");
+    proxy.pass();
+    let again = submit(&client).await.unwrap_err();
+    assert_eq!(again.to_string(), lost.to_string());
+    let next = Client::connect(options).await.unwrap();
+    assert_eq!(in_time(submit(&next).await.unwrap().outputs()).await.unwrap(), [worker::embed("x")]);
+    next.close().await;
+    worker.abort();
+}
+
+/// The broker refuses the client for longer than that may try.
 #[tokio::test]
 async fn giving_up_ends_everything() {
     let broker = Broker::new();
@@ -125,9 +150,10 @@ async fn giving_up_ends_everything() {
     // The broker cuts a deleted user's connections, and takes no new ones.
     broker.remove_user(&user);
     let lost = in_time(pending.outputs()).await.unwrap_err();
-    assert!(matches!(lost, JobError::Disconnected(_)), "{lost:?}");
+    assert!(matches!(lost, JobError::Disconnected(ConnectError::Refused { .. })), "{lost:?}");
     let refused = in_time(client.submit(job("m", &["x"]), SubmitOptions::default())).await.unwrap_err();
     assert!(matches!(refused, PublishError::Disconnected(_)), "{refused:?}");
+    assert!(!refused.is_retryable(), "a new client would be refused, too");
     assert!(client.disconnected_for().is_some());
     worker.abort();
 }
