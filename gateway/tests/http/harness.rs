@@ -233,8 +233,8 @@ impl Setup {
         self.manage("GET", &path).as_array().map_or(0, Vec::len)
     }
 
-    /// Closes the connections of the vhost whose names end so.
-    pub fn close_connections(&self, suffix: &str) {
+    /// Closes so many connections of the vhost, whose names end so. The broker lists a new one some seconds late.
+    pub fn close_connections(&self, suffix: &str, count: usize) {
         let names = until("the connections are listed", || {
             let listed = self.manage("GET", &format!("/api/vhosts/{}/connections", self.vhost));
             let ends = |it: &&Value| {
@@ -246,7 +246,7 @@ impl Setup {
                 .filter(ends)
                 .filter_map(|it| it["name"].as_str().map(str::to_owned));
             let names: Vec<_> = names.collect();
-            (!names.is_empty()).then_some(names)
+            (names.len() == count).then_some(names)
         });
         for name in names {
             let escaped = name.replace(' ', "%20").replace('>', "%3E");
