@@ -251,7 +251,8 @@ mod tests {
             assert!(error.to_string().contains("why"), "{error}");
         }
         // Nobody declares the queue that is to be adopted.
-        let adopting = Options { adopt: Some("gone".to_owned()), ..options() };
+        let mut adopting = options();
+        adopting.adopt = Some("gone".to_owned());
         assert!(!explained(adopting, 404).is_retryable());
     }
 }

@@ -1,6 +1,6 @@
 //! The metrics of a worker by caller.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use vramq_schemas::fields;
 use vramq_schemas::headers::TENANT;
 use vramq_tests::answers::{answered_once, items};
