@@ -68,12 +68,24 @@ async function wayThatCloses(url, method, code, text) {
     const broker = net.connect(Number(port), hostname)
     clients.add(client)
     let hasAnswered = false
-    client.on('data', (data) => {
-      if (way.method && data.includes(way.method)) {
+    const take = (sent) => {
+      const method = sent.subarray(7, 11)
+      if (way.method && method.equals(way.method)) {
         hasAnswered = true
         client.write(way.method === QUEUE_DECLARE ? frame(1, [...CHANNEL_CLOSE, ...closing]) : frame(0, [...CLOSE, ...closing]))
-      } else if (!hasAnswered) broker.write(data)
-      else if (data.includes(CLOSE)) client.write(frame(0, CLOSE_OK))
+      } else if (!hasAnswered) broker.write(sent)
+      else if (method.equals(CLOSE)) client.write(frame(0, CLOSE_OK))
+    }
+    let rest = Buffer.alloc(0)
+    client.on('data', (data) => {
+      rest = Buffer.concat([rest, data])
+      for (;;) {
+        // The first 8 bytes are the protocol's, then come frames.
+        const size = rest.toString('latin1', 0, 4) === 'AMQP' ? 8 : rest.length < 8 ? Infinity : 8 + rest.readUInt32BE(3)
+        if (rest.length < size) return
+        take(rest.subarray(0, size))
+        rest = rest.subarray(size)
+      }
     })
     broker.on('data', (data) => hasAnswered || client.write(data))
     for (const [one, other] of [[client, broker], [broker, client]]) one.on('error', () => {}).on('close', () => other.destroy())
