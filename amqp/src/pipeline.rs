@@ -145,8 +145,8 @@ impl<T> PublishPipeline<T> {
         self.confirming.push(confirmed.map(move |result| (sequence, result)).boxed());
     }
 
-    /// Sends what was published, and waits until some outcomes are known or the channel is lost. Returns at once if no outcome is
-    /// outstanding, or if the channel was lost before.
+    /// Sends what was published, and waits until some outcomes are known, or it is known why the channel is lost. Returns at once if no outcome
+    /// is outstanding, or if that was known before.
     ///
     /// Cancel safety: an outcome that a dropped call has not returned is returned by the next one.
     pub async fn next(&mut self) -> Settled<T> {
@@ -161,8 +161,10 @@ impl<T> PublishPipeline<T> {
             while let Some((sequence, result)) = completed {
                 match result {
                     Ok(()) => self.set_confirmed(sequence),
-                    // Several publishes fail together. The broker's error says more than that the channel is closed.
-                    Err(UnknownOutcome::Closed(error)) if self.lost.is_none() || error.is_amqp_error() => {
+                    // Several publishes fail together. The broker's error says more than that the channel is closed, or the connection is lost.
+                    Err(UnknownOutcome::Closed(error))
+                        if self.lost.as_ref().is_none_or(names_no_reason) || error.is_amqp_error() =>
+                    {
                         self.lost = Some(error);
                     }
                     // The channel's error is known already: without a deadline, a confirm fails only with the channel.
@@ -182,10 +184,7 @@ impl<T> PublishPipeline<T> {
     /// Why the channel is lost, as soon as that is known: while a channel closes, it refuses further publishes without a reason, and those
     /// before them then fail with the broker's.
     fn known_loss(&self) -> Option<lapin::Error> {
-        let is_known = |error: &lapin::Error| {
-            self.confirming.is_empty() || !matches!(error.kind(), ErrorKind::InvalidChannelState(..))
-        };
-        self.lost.clone().filter(is_known)
+        self.lost.clone().filter(|error| self.confirming.is_empty() || !names_no_reason(error))
     }
 
     fn set_confirmed(&mut self, sequence: u64) {
@@ -197,4 +196,9 @@ impl<T> PublishPipeline<T> {
             self.bytes -= message.bytes;
         }
     }
+}
+
+/// Whether the error says only that the channel is not open.
+fn names_no_reason(error: &lapin::Error) -> bool {
+    matches!(error.kind(), ErrorKind::InvalidChannelState(..))
 }

@@ -143,7 +143,7 @@ impl<'a> Destination<'a> {
 
     /// Starts to store a dead letter. The inner `Err` is the reason why the letter stays in its queue.
     pub(crate) fn take(&mut self, unacked: Unacked, kind: &Kind) -> Result<Result<(), String>, Error> {
-        let Unacked { letter, tag } = unacked;
+        let Unacked { letter, tag, .. } = unacked;
         let results = *kind == Kind::Results;
         let token = PendingLetter { fingerprint: letter.fingerprint(), tag, results };
         match self {

@@ -221,7 +221,8 @@ impl Reading<'_> {
         self.claims.left()
     }
 
-    pub(crate) fn claim(&mut self, fingerprint: Fingerprint) -> Claim {
+    /// Decides on the next letter. `redelivered`: some consumer got it before, as the one that made the plan got all of the plan's.
+    pub(crate) fn claim(&mut self, fingerprint: Fingerprint, redelivered: bool) -> Claim {
         if let Some(kinds) = self.claims.kinds.get_mut(&fingerprint) {
             let kind = kinds.pop();
             if kinds.is_empty() {
@@ -230,7 +231,9 @@ impl Reading<'_> {
             return kind.map_or(Claim::Leave, Claim::Take);
         }
         match self.staying.get_mut(&fingerprint) {
-            Some(0) => Claim::Remove,
+            Some(0) if redelivered => Claim::Remove,
+            // A later one that is identical to one of the plan's.
+            Some(0) => Claim::Leave,
             Some(staying) => {
                 *staying -= 1;
                 Claim::Leave
@@ -336,15 +339,15 @@ mod tests {
         let plan = planned(&[twin.clone(), twin.clone(), other.clone()], &query(&["a"], Some(1)));
         let mut claims = plan.claims();
         let mut reading = claims.reading();
-        assert_eq!(reading.claim(other.fingerprint()), Claim::Leave);
-        assert_eq!(reading.claim(twin.fingerprint()), Claim::Take(Kind::Job));
+        assert_eq!(reading.claim(other.fingerprint(), true), Claim::Leave);
+        assert_eq!(reading.claim(twin.fingerprint(), true), Claim::Take(Kind::Job));
         reading.settle(twin.fingerprint());
         assert_eq!(claims.left(), 0);
         // Another reading: the copy that was not selected, and the taken one, whose acknowledgement the broker lost.
         let mut reading = claims.reading();
-        assert_eq!(reading.claim(twin.fingerprint()), Claim::Leave);
-        assert_eq!(reading.claim(twin.fingerprint()), Claim::Remove);
-        assert_eq!(reading.claim(other.fingerprint()), Claim::Leave);
+        assert_eq!(reading.claim(twin.fingerprint(), true), Claim::Leave);
+        assert_eq!(reading.claim(twin.fingerprint(), true), Claim::Remove);
+        assert_eq!(reading.claim(other.fingerprint(), true), Claim::Leave);
     }
 
     /// One of three identical letters is transferred. The next one cannot be stored, and the last one is not read before the action ends.
@@ -354,16 +357,18 @@ mod tests {
         let fingerprint = twin.fingerprint();
         let mut claims = planned(&[twin.clone(), twin.clone(), twin], &query(&[], None)).claims();
         let mut reading = claims.reading();
-        assert_eq!(reading.claim(fingerprint), Claim::Take(Kind::Job));
+        assert_eq!(reading.claim(fingerprint, true), Claim::Take(Kind::Job));
         reading.settle(fingerprint);
-        assert_eq!(reading.claim(fingerprint), Claim::Take(Kind::Job));
+        assert_eq!(reading.claim(fingerprint, true), Claim::Take(Kind::Job));
         claims.give_up();
         // Another reading, without and with the transferred one, whose acknowledgement the broker lost.
         for removed in [0, 1] {
             let mut reading = claims.reading();
-            let claimed: Vec<_> = (0..2 + removed).map(|_| reading.claim(fingerprint)).collect();
+            let claimed: Vec<_> = (0..2 + removed).map(|_| reading.claim(fingerprint, true)).collect();
             assert_eq!(claimed[..2], [Claim::Leave, Claim::Leave]);
             assert_eq!(claimed[2..], vec![Claim::Remove; removed]);
+            // One that came later.
+            assert_eq!(reading.claim(fingerprint, false), Claim::Leave);
         }
     }
 }

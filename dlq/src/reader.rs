@@ -55,6 +55,8 @@ pub struct Reader<'a> {
 pub struct Unacked {
     pub letter: DeadLetter,
     pub tag: u64,
+    /// Some consumer got it before.
+    pub(crate) redelivered: bool,
 }
 
 /// Acknowledges what a reader has read.
@@ -143,8 +145,9 @@ impl<'a> Reader<'a> {
 
     fn unacked(&mut self, delivery: Delivery) -> Unacked {
         self.seen += 1;
-        let Delivery { properties, data, delivery_tag, .. } = delivery;
-        Unacked { letter: DeadLetter::new(&self.queue_lock.queue, properties, data), tag: delivery_tag }
+        let Delivery { properties, data, delivery_tag, redelivered, .. } = delivery;
+        let letter = DeadLetter::new(&self.queue_lock.queue, properties, data);
+        Unacked { letter, tag: delivery_tag, redelivered }
     }
 
     /// Messages that were read and not acknowledged.

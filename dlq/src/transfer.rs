@@ -129,7 +129,8 @@ impl Transfer<'_> {
                     continue;
                 }
             };
-            if claims.left() == 0 {
+            let is_stalled = claims.left() == left && self.outcome.delivered.len() == delivered;
+            if claims.left() == 0 || (is_stalled && removed > 0) {
                 if !claims.has_settled() || (left == 0 && removed == 0) {
                     return ended;
                 }
@@ -139,7 +140,7 @@ impl Transfer<'_> {
                     return ended.and(Err(Error::Failed(error.to_owned())));
                 }
                 checks += 1;
-            } else if claims.left() == left && self.outcome.delivered.len() == delivered {
+            } else if is_stalled {
                 self.outcome.gone = left.saturating_sub(given_back.len());
                 let stay = given_back.into_iter().map(|(letter, why)| (letter, why.to_owned()));
                 self.outcome.kept.extend(stay);
@@ -200,7 +201,7 @@ impl Transfer<'_> {
     fn decide(&mut self, unacked: Unacked, in_flight: &mut InFlight<'_>) -> Result<(), Error> {
         let fingerprint = unacked.letter.fingerprint();
         let pending = PendingLetter { fingerprint, tag: unacked.tag, results: false };
-        match in_flight.reading.claim(fingerprint) {
+        match in_flight.reading.claim(fingerprint, unacked.redelivered) {
             Claim::Leave => {}
             Claim::Remove => {
                 in_flight.acks.ack(unacked.tag)?;

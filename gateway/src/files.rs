@@ -24,8 +24,8 @@ use crate::storage::{Place, Storage};
 use crate::used::{Reserved, Used};
 pub(crate) use names::is_id;
 use names::{check_id, content_path, description_path, is_ours};
-pub(crate) use upload::Held;
 use upload::Upload;
+pub(crate) use upload::UploadRoom;
 
 /// Files that are looked up at a time for one job: it has up to 65,536 inputs, and an object store takes some 20 ms for each.
 const LOOKUPS_MAX: usize = 32;
@@ -119,7 +119,7 @@ impl FileStore {
         &self.storage
     }
 
-    /// Stores an upload while it is received. A failed upload leaves nothing behind. `held` is dropped when the upload is no longer in memory.
+    /// Stores an upload while it is received. A failed upload leaves nothing behind. `room` is dropped when the upload is no longer in memory.
     ///
     /// # Errors
     /// It is too large, too slow, breaks off, or the store is full.
@@ -129,10 +129,10 @@ impl FileStore {
         filename: &str,
         media_type: &str,
         pieces: impl Stream<Item = Result<Bytes, E>>,
-        held: Held,
+        room: UploadRoom,
     ) -> Result<FileView, Problem> {
         let id = format!("file-{}", Uuid::new_v4().simple());
-        let begun = Upload::begin(&self.storage.objects, content_path(owner, &id), self.part_bytes(), held);
+        let begun = Upload::begin(&self.storage.objects, content_path(owner, &id), self.part_bytes(), room);
         let mut upload = begun.await.map_err(|e| failed("store the file", &e))?;
         let mut reserved = self.used.reserved(owner);
         self.stream(&mut upload, &mut reserved, pieces).await?;
@@ -344,8 +344,8 @@ mod tests {
         assert!(homeless.contains("XDG_STATE_HOME"), "{homeless}");
     }
 
-    /// What these uploads hold.
-    fn nothing() -> Held {
+    /// The room of these uploads.
+    fn nothing() -> UploadRoom {
         Box::new(())
     }
 

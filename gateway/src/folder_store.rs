@@ -107,8 +107,8 @@ impl ObjectStore for FolderStore {
             let files = Arc::clone(&self.unsynced);
             return self.run(async move { files.put_opts(&at, payload, options).await }).await;
         }
-        // Waits, also while the folder hangs: an end or a record that is not stored is lost, and who stores it gives up in time.
-        let (files, turn) = (Arc::clone(&self.files), self.threads.turn_at_last().await.ok_or(Busy));
+        // Who stores the end or the record of a job gives up in time.
+        let (files, turn) = (Arc::clone(&self.files), self.threads.turn_to_store().await);
         run(turn, async move { files.put_opts(&at, payload, options).await }).await
     }
 

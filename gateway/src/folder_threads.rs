@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::stream::{self, Stream};
@@ -21,6 +21,9 @@ pub const OPERATIONS_MAX: usize = 64;
 
 /// How long an operation waits for its turn while none of the others ends: a folder that works ends many in this time, a slow one some.
 const WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// How long a folder may hang before nobody waits for it any more. A server of files that is replaced is back in this time.
+const HOPE_MAX: Duration = Duration::from_secs(30);
 
 /// What is read of a file at a time.
 const PIECE_BYTES: u64 = 256 * 1024;
@@ -41,8 +44,8 @@ impl From<Busy> for io::Error {
 pub struct FolderThreads {
     folder: String,
     permits: Arc<Semaphore>,
-    /// An operation has waited in vain, and none has ended since: who comes now does not wait.
-    is_stuck: AtomicBool,
+    /// When an operation had waited in vain, if none has ended since.
+    stuck_since: Mutex<Option<Instant>>,
     /// Operations that have ended.
     ended: AtomicU64,
 }
@@ -57,7 +60,7 @@ pub struct Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         self.of.ended.fetch_add(1, Ordering::Relaxed);
-        if self.of.is_stuck.swap(false, Ordering::Relaxed) {
+        if self.of.stuck_since().take().is_some() {
             tracing::info!(folder = self.of.folder, "an operation of the folder has ended: it answers again");
         }
     }
@@ -69,7 +72,7 @@ impl FolderThreads {
         Arc::new(Self {
             folder: folder.display().to_string(),
             permits,
-            is_stuck: AtomicBool::new(false),
+            stuck_since: Mutex::default(),
             ended: AtomicU64::new(0),
         })
     }
@@ -88,7 +91,7 @@ impl FolderThreads {
         let permits = || Arc::clone(&self.permits);
         let permit = match permits().try_acquire_owned() {
             Ok(permit) => permit,
-            Err(_) if self.is_stuck.load(Ordering::Relaxed) => return Err(Busy),
+            Err(_) if self.stuck_since().is_some() => return Err(Busy),
             Err(_) => self.permit_of_working().await.ok_or_else(|| self.stuck())?,
         };
         Ok(Turn { _permit: permit, of: Arc::clone(self) })
@@ -105,6 +108,31 @@ impl FolderThreads {
                 Err(_) => {}
             }
         }
+    }
+
+    /// Waits for a turn to store what would be lost otherwise, also while the folder hangs, unless it has hung for long.
+    ///
+    /// # Errors
+    /// None of the operations has ended for [`HOPE_MAX`].
+    pub async fn turn_to_store(self: &Arc<Self>) -> Result<Turn, Busy> {
+        let is_given_up = || self.stuck_since().is_some_and(|since| since.elapsed() >= HOPE_MAX);
+        loop {
+            if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
+                return Ok(Turn { _permit: permit, of: Arc::clone(self) });
+            }
+            if is_given_up() {
+                return Err(Busy);
+            }
+            if let Some(permit) = self.permit_of_working().await {
+                return Ok(Turn { _permit: permit, of: Arc::clone(self) });
+            }
+            self.stuck();
+        }
+    }
+
+    /// Nothing panics while it holds the lock.
+    fn stuck_since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.stuck_since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for a turn, for as long as it takes.
@@ -130,11 +158,13 @@ impl FolderThreads {
     }
 
     fn stuck(&self) -> Busy {
-        if !self.is_stuck.swap(true, Ordering::Relaxed) {
+        let mut since = self.stuck_since();
+        if since.is_none() {
+            *since = Some(Instant::now());
             tracing::warn!(
                 folder = self.folder,
                 operations = OPERATIONS_MAX,
-                "the folder does not answer: requests that need it are refused with 503 until one of its operations ends. Check its mount"
+                "the folder does not answer: until one of its operations ends, requests that need it get 503, and no job is recorded or stored in it. Check its mount"
             );
         }
         Busy

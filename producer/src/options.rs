@@ -46,8 +46,8 @@ pub struct Options {
     pub reconnect_for: Option<Duration>,
     /// Whether everything in flight fails when the broker has refused for about 10 s to let the client reconnect (403): the user is gone, or
     /// has another password, or fewer permissions for queues. If not, the client tries again until `reconnect_for` is over, because a password
-    /// in a file may be replaced, or an operator may correct it. It does so, too, after 530: the user may no longer use the virtual host, or
-    /// that is gone. [`Client::refusal`](crate::Client::refusal) has the broker's words.
+    /// in a file may be replaced, or an operator may correct it. After 530 it always tries again: the user may no longer use the virtual
+    /// host, or that is gone. [`Client::refusal`](crate::Client::refusal) has the broker's words.
     pub give_up_when_refused: bool,
     /// How long the broker keeps the reply queue, and the replies in it, while this client is away.
     pub reply_queue_expires: Duration,

@@ -35,7 +35,7 @@ static LOG: Mutex<Option<OpenLog>> = Mutex::new(None);
 
 #[derive(Debug)]
 struct OpenLog {
-    waiting: Arc<Waiting>,
+    queued: Arc<QueuedLines>,
     /// Waits for the thread's last lines when it is dropped.
     thread: Option<WorkerGuard>,
 }
@@ -66,13 +66,13 @@ pub fn start_log(directives: &str, format: LogFormat, gpu: Option<usize>) -> Res
     let (filter, handle) = reload::Layer::new(filter(directives)?);
     let plain =
         std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) || !io::stderr().is_terminal();
-    let waiting = Arc::new(Waiting::default());
+    let queued = Arc::new(QueuedLines::default());
     let thread = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(PLACES).thread_name("log");
-    let output = Output { to: io::stderr(), waiting: Arc::clone(&waiting), dropped_reported: 0 };
+    let output = Output { to: io::stderr(), queued: Arc::clone(&queued), dropped_reported: 0 };
     let (queue, thread) = thread.finish(output);
-    *log() = Some(OpenLog { waiting: Arc::clone(&waiting), thread: Some(thread) });
+    *log() = Some(OpenLog { queued: Arc::clone(&queued), thread: Some(thread) });
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(Lines { queue, waiting, gpu, format })
+        .with_writer(Lines { queue, queued, gpu, format })
         .with_target(false)
         .with_ansi(!plain);
     let lines = match format {
@@ -109,7 +109,7 @@ pub fn close_log(failure: Option<String>) {
 
 /// How many lines of the log were dropped since the start, because standard error was not read fast enough.
 pub fn dropped_log_lines() -> u64 {
-    log().as_ref().map_or(0, |log| log.waiting.dropped.load(Ordering::Relaxed))
+    log().as_ref().map_or(0, |log| log.queued.dropped.load(Ordering::Relaxed))
 }
 
 fn log() -> MutexGuard<'static, Option<OpenLog>> {
@@ -140,13 +140,13 @@ fn filter(directives: &str) -> Result<EnvFilter, ParseError> {
 
 /// The lines that wait to be written. Counted here and not by the queue, whose bound is in lines: one line may have any length.
 #[derive(Debug, Default)]
-struct Waiting {
+struct QueuedLines {
     bytes: AtomicUsize,
     /// Lines that found no room.
     dropped: AtomicU64,
 }
 
-impl Waiting {
+impl QueuedLines {
     /// Whether there is room for a line. Counts it as waiting, or as dropped.
     fn takes(&self, line: &[u8]) -> bool {
         let bytes = line.len().max(LINE_BYTES_LEAST);
@@ -168,7 +168,7 @@ impl Waiting {
 #[derive(Clone, Debug)]
 struct Lines {
     queue: NonBlocking,
-    waiting: Arc<Waiting>,
+    queued: Arc<QueuedLines>,
     gpu: Option<usize>,
     format: LogFormat,
 }
@@ -176,7 +176,7 @@ struct Lines {
 impl Write for Lines {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         let line = written(event, self.gpu, self.format);
-        if self.waiting.takes(&line) {
+        if self.queued.takes(&line) {
             self.queue.write_all(&line)?;
         }
         Ok(event.len())
@@ -199,7 +199,7 @@ impl<'a> MakeWriter<'a> for Lines {
 #[derive(Debug)]
 struct Output<W> {
     to: W,
-    waiting: Arc<Waiting>,
+    queued: Arc<QueuedLines>,
     /// How many dropped lines the log has reported.
     dropped_reported: u64,
 }
@@ -208,13 +208,13 @@ impl<W: Write> Write for Output<W> {
     /// Writes an event in a single call, because other processes write to the same place.
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         let written = self.to.write_all(event);
-        self.waiting.written(event);
+        self.queued.written(event);
         written.map(|()| event.len())
     }
 
     /// The thread flushes when no line waits any more: only then is there surely room for a line about those that were dropped.
     fn flush(&mut self) -> io::Result<()> {
-        let dropped = self.waiting.dropped.load(Ordering::Relaxed);
+        let dropped = self.queued.dropped.load(Ordering::Relaxed);
         if dropped > self.dropped_reported {
             let lines = dropped - self.dropped_reported;
             self.dropped_reported = dropped;
@@ -267,14 +267,14 @@ mod tests {
     #[test]
     fn lines_that_wait_are_bounded_in_bytes_and_in_number() {
         for (line, most) in [(&[b'x'; 60 << 10][..], 136), (&b"short"[..], PLACES - 1)] {
-            let waiting = Waiting::default();
+            let queued = QueuedLines::default();
             for _ in 0..most {
-                assert!(waiting.takes(line));
+                assert!(queued.takes(line));
             }
-            assert!(!waiting.takes(line) && !waiting.takes(line));
-            assert_eq!(waiting.dropped.load(Ordering::Relaxed), 2);
-            waiting.written(line);
-            assert!(waiting.takes(line));
+            assert!(!queued.takes(line) && !queued.takes(line));
+            assert_eq!(queued.dropped.load(Ordering::Relaxed), 2);
+            queued.written(line);
+            assert!(queued.takes(line));
         }
     }
 

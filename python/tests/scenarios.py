@@ -9,6 +9,7 @@ import array
 import asyncio
 import contextlib
 import datetime
+import decimal
 import functools
 import gc
 import importlib.util
@@ -466,6 +467,10 @@ def failures(url):
             for headers, where in (({"x": value}, "headers.x"), ({"x": [{"y": value}]}, "headers.x[0].y")):
                 refusal = str(raises(vramq.InvalidJob, client.run, MODEL, ["a"], headers=headers))
                 assert refusal.startswith(f"{where} is {value!r}, ") and "32 bits" in refusal, refusal
+        # It would send other numbers of some, and a time without its fraction.
+        for value in (decimal.Decimal("1E-300"), datetime.datetime(2026, 1, 1, microsecond=1, tzinfo=datetime.timezone.utc)):
+            refusal = str(raises(vramq.InvalidJob, client.run, MODEL, ["a"], headers={"x": value}))
+            assert refusal.startswith("headers.x "), refusal
         raises(vramq.InvalidJob, client.run, MODEL, ["a"], on_progress=7)
         raises(ValueError, client.embed, MODEL, ["a"], job_items=0)
         for reply_to in ("", "x" * 256, 7):

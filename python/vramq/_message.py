@@ -2,6 +2,7 @@
 jobs share."""
 
 import datetime
+import decimal
 import math
 import numbers
 import operator
@@ -11,6 +12,7 @@ import uuid
 from collections.abc import Mapping
 
 import aio_pika
+from pamqp.decode import embedded_value
 from pamqp.encode import encode_table_value
 from pamqp.header import ContentHeader
 
@@ -127,10 +129,14 @@ def _check_header(name, value, depth):
                          "make it a str or an int")
     else:
         try:
-            encode_table_value(value)
+            encoded = encode_table_value(value)
         # Whatever the encoder raises, of whichever version it is.
         except Exception as error:
             raise InvalidJob(f"{name} has no form in AMQP: {error}") from error
+        if isinstance(value, decimal.Decimal) and (arrives := embedded_value(encoded)[1]) != value:
+            raise InvalidJob(f"{name} is {value!r}, which Python's AMQP library sends as {arrives}: make it a str or an int")
+        if isinstance(value, datetime.datetime) and value.microsecond:
+            raise InvalidJob(f"{name} is {value!r}, and AMQP has only whole seconds: make it a str or an int")
 
 
 def _check_header_name(parent, name):

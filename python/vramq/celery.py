@@ -60,7 +60,7 @@ class _Celery:
 class App(_Celery):
     """Where tasks are published. Connects at the first call, once in each process, so that it survives a fork.
 
-    Options are those of `vramq.Client`. A client that has ended, as one with `reconnect_for` does, is replaced after `close`.
+    Options are those of `vramq.Client`. After `Disconnected`, call `close`: the next task connects anew.
     """
 
     def __init__(self, url, **options):

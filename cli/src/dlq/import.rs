@@ -112,7 +112,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
 /// What published dead letters are that the broker has neither confirmed nor refused.
 fn unknown_are(duplicates: bool) -> &'static str {
     if duplicates {
-        "published without an answer of the broker: look with `vramq dlq list` before you import again, which with --duplicates publishes all of them again"
+        "published without an answer of the broker: look with `vramq dlq list` before you import again, which with --duplicates publishes every line again"
     } else {
         "published without an answer of the broker: import again, and what is there is left out"
     }

@@ -266,8 +266,15 @@ async fn work(
             }
         }
     });
-    let mut answers =
-        std::pin::pin!(chunks.map(|chunk| template.run(client, chunk, progress)).buffered(template.jobs));
+    let run = async |chunk| {
+        let answer = template.run(client, chunk, progress).await;
+        if matches!(answer.failure, Some(Failure::Fatal(..))) {
+            // At once, although the answers of jobs before it may take long.
+            stop.notify_one();
+        }
+        answer
+    };
+    let mut answers = std::pin::pin!(chunks.map(run).buffered(template.jobs));
     let mut totals = Totals::default();
     let mut ticks = progress.ticks();
     loop {
@@ -284,9 +291,6 @@ async fn work(
                 Some(answer) => {
                     if let Err(error) = totals.take(&answer, &mut results, template, progress) {
                         return Ok((written_off(&error, results, progress), signals));
-                    }
-                    if totals.fatal.is_some() {
-                        stop.notify_one();
                     }
                 }
             },

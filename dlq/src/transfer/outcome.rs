@@ -39,10 +39,10 @@ impl Outcome {
     /// How far an action on `selected` letters came that ended early, in sentences without a full stop. `done` names the action for people:
     /// "retried". `look` says how they see what is in the queue.
     pub fn early_end(&self, done: &str, selected: usize, look: &str) -> Vec<String> {
-        self.told(self.delivered_and_there().len(), done, selected, look)
+        self.early_end_with(self.delivered_and_there().len(), done, selected, look)
     }
 
-    fn told(&self, delivered: usize, done: &str, selected: usize, look: &str) -> Vec<String> {
+    fn early_end_with(&self, delivered: usize, done: &str, selected: usize, look: &str) -> Vec<String> {
         let (moved, unknown) = (self.done.len(), self.unknown.len());
         let mut lines = vec![format!("{moved} of {} {done}", counted(selected as u64, "dead letter"))];
         if unknown > 0 {
@@ -79,7 +79,7 @@ mod tests {
         let said = |done, unknown, delivered, selected, acks_unsure| {
             let (done, unknown) = (fingerprints(done), fingerprints(unknown));
             let outcome = Outcome { done, unknown, acks_unsure, ..Outcome::default() };
-            outcome.told(delivered, "retried", selected, "look")
+            outcome.early_end_with(delivered, "retried", selected, "look")
         };
         assert_eq!(said(2, 0, 0, 2, false), ["2 of 2 dead letters retried"]);
         assert_eq!(

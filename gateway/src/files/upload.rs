@@ -31,12 +31,11 @@ pub struct Upload {
     objects: Arc<dyn ObjectStore>,
     path: Path,
     writer: Option<WriteMultipart>,
-    held: Option<Held>,
+    room: Option<UploadRoom>,
 }
 
-/// What an upload holds until it is stored or aborted, and its parts are no longer in memory: its room there, and its request's permits. Its
-/// caller may be gone before.
-pub type Held = Box<dyn Send + Sync>;
+/// An upload's room in memory, until it is stored or aborted, and its parts are no longer there. Its caller may be gone before.
+pub type UploadRoom = Box<dyn Send + Sync>;
 
 impl Upload {
     /// Begins an upload in a separate task. If the caller hangs up meanwhile, the task drops the upload, which aborts it.
@@ -47,13 +46,13 @@ impl Upload {
         objects: &Arc<dyn ObjectStore>,
         path: Path,
         part_bytes: usize,
-        held: Held,
+        room: UploadRoom,
     ) -> object_store::Result<Self> {
         let objects = Arc::clone(objects);
         let begun = tokio::spawn(async move {
             let parts = objects.put_multipart(&path).await?;
             let writer = Some(WriteMultipart::new_with_chunk_size(parts, part_bytes));
-            Ok::<_, object_store::Error>(Self { objects, path, writer, held: Some(held) })
+            Ok::<_, object_store::Error>(Self { objects, path, writer, room: Some(room) })
         });
         begun.await?
     }
@@ -112,12 +111,12 @@ impl Upload {
 impl Drop for Upload {
     fn drop(&mut self) {
         let (Some(writer), Ok(runtime)) = (self.writer.take(), Handle::try_current()) else { return };
-        let held = self.held.take();
+        let room = self.room.take();
         runtime.spawn(async move {
             if let Err(error) = writer.abort().await {
                 tracing::warn!(%error, "cannot remove an incomplete upload");
             }
-            drop(held);
+            drop(room);
         });
     }
 }

@@ -19,7 +19,7 @@ use super::references::NO_UPLOADS;
 use super::{Authenticated, output_files};
 use crate::app::{App, draining};
 use crate::drain::Drain;
-use crate::files::{FileStore, FileView, Held};
+use crate::files::{FileStore, FileView, UploadRoom};
 use crate::held_body::UntilSent;
 use crate::jobs::output_files::OutputId;
 use crate::observe::check_origin;
@@ -38,7 +38,7 @@ pub async fn upload(
     request: Request,
 ) -> Result<Json<FileView>, Problem> {
     check_origin(&app, request.headers())?;
-    let permits = app.admit(&caller)?;
+    let _permits = app.admit(&caller)?;
     let request_bytes = request.body().size_hint().exact();
     let before = Arc::new(BeforeFile::default());
     let form = Multipart::from_request(request.map(|body| before.bound(body)), &()).await;
@@ -55,8 +55,7 @@ pub async fn upload(
         let room = room.map_err(|none| {
             none.problem("other uploads", "http.uploads_mib_max, http.uploads_mib_max_per_key")
         })?;
-        let held = Box::new((room, permits));
-        let stored = timeout(files.upload_max(), store(files, &caller.name, form, &before, held));
+        let stored = timeout(files.upload_max(), store(files, &caller.name, form, &before, Box::new(room)));
         stored.await.unwrap_or_else(|_| Err(too_slow()))
     };
     tokio::select! {
@@ -73,7 +72,7 @@ async fn store(
     owner: &str,
     mut form: Multipart,
     before: &BeforeFile,
-    held: Held,
+    room: UploadRoom,
 ) -> Result<FileView, Problem> {
     let malformed = |e: MultipartError| {
         if before.is_too_long() {
@@ -98,7 +97,7 @@ async fn store(
             let piece = field.chunk().await.transpose()?;
             Some((piece, field))
         });
-        return files.put(owner, &name, &media_type, pieces, held).await;
+        return files.put(owner, &name, &media_type, pieces, room).await;
     }
     Err(Problem::invalid("the form has no field `file`").about("file"))
 }
