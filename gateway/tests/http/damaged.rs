@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::harness::{ECHO, Setup};
+use crate::harness::{ECHO, Setup, until};
 use crate::jobs::set;
 
 #[test]
@@ -21,6 +21,9 @@ fn a_damaged_result_is_an_honest_error_until_the_job_runs_again() {
             gateway.send("PUT", &format!("/v1/jobs/{id}"), &[("prefer", "wait=60")], Some(&job))
         };
         assert_eq!(put(own).json()["state"], "done");
+        // With its record, the job would be followed as one that has not ended.
+        let record = results.join(format!("local/{id}.open"));
+        until("the job's record is removed", || (!record.exists()).then_some(()));
         let file =
             std::fs::File::options().write(true).open(results.join(format!("local/{id}.json"))).unwrap();
         file.set_len(left).unwrap();

@@ -198,9 +198,20 @@ async fn a_pass_needs_what_the_device_loses_while_nothing_else_changes() {
         assert!(matches!(pass.finish().await.1, PassEnd::Done { .. }));
     }
     assert_eq!(pool.need_of(1.0), Need::Unknown);
-    for _ in 0..3 {
-        let (_, end) = take().finish().await;
-        assert_eq!(end, PassEnd::Done { peak: Some(200 * MIB) });
+    // A machine that stands still for a moment may miss what a pass takes.
+    let (mut measured, mut missed) = (0, 0);
+    while measured < 3 {
+        match take().finish().await.1 {
+            PassEnd::Done { peak: Some(peak) } => {
+                assert_eq!(peak, 200 * MIB);
+                measured += 1;
+            }
+            end => {
+                assert_eq!(end, PassEnd::Done { peak: None });
+                missed += 1;
+                assert!(missed < 10, "no pass is measured");
+            }
+        }
     }
     let Need::Bytes(need) = pool.need_of(1.0) else { panic!("not learned") };
     assert!((200 * MIB..220 * MIB).contains(&need), "{need}");
