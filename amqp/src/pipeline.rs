@@ -6,8 +6,8 @@ use std::fmt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
+use lapin::Connection;
 use lapin::options::ConfirmSelectOptions;
-use lapin::{Connection, ErrorKind};
 
 use crate::confirms::PublishOutcome;
 use crate::ledger::UnknownOutcome;
@@ -145,13 +145,13 @@ impl<T> PublishPipeline<T> {
         self.confirming.push(confirmed.map(move |result| (sequence, result)).boxed());
     }
 
-    /// Sends what was published, and waits until some outcomes are known, or it is known why the channel is lost. Returns at once if no outcome
-    /// is outstanding, or if that was known before.
+    /// Sends what was published, and waits until some outcomes are known or the channel is lost. Returns at once if no outcome is
+    /// outstanding, or if the channel was lost before.
     ///
     /// Cancel safety: an outcome that a dropped call has not returned is returned by the next one.
     pub async fn next(&mut self) -> Settled<T> {
         let too_large = self.too_large.drain(..).map(|token| (token, PublishOutcome::TooLarge));
-        let mut settled = Settled { outcomes: too_large.collect(), lost: self.known_loss() };
+        let mut settled = Settled { outcomes: too_large.collect(), lost: self.lost.clone() };
         while settled.outcomes.is_empty() && settled.lost.is_none() {
             let mut completed = self.confirming.next().await;
             if completed.is_none() {
@@ -161,10 +161,8 @@ impl<T> PublishPipeline<T> {
             while let Some((sequence, result)) = completed {
                 match result {
                     Ok(()) => self.set_confirmed(sequence),
-                    // Several publishes fail together. The broker's error says more than that the channel is closed, or the connection is lost.
-                    Err(UnknownOutcome::Closed(error))
-                        if self.lost.as_ref().is_none_or(names_no_reason) || error.is_amqp_error() =>
-                    {
+                    // Several publishes fail together. The broker's error says more than that the channel is closed.
+                    Err(UnknownOutcome::Closed(error)) if self.lost.is_none() || error.is_amqp_error() => {
                         self.lost = Some(error);
                     }
                     // The channel's error is known already: without a deadline, a confirm fails only with the channel.
@@ -176,15 +174,9 @@ impl<T> PublishPipeline<T> {
                 self.set_confirmed(sequence);
                 settled.outcomes.extend(self.in_flight.remove(&sequence).map(|it| (it.token, outcome)));
             }
-            settled.lost = self.known_loss();
+            settled.lost.clone_from(&self.lost);
         }
         settled
-    }
-
-    /// Why the channel is lost, as soon as that is known: while a channel closes, it refuses further publishes without a reason, and those
-    /// before them then fail with the broker's.
-    fn known_loss(&self) -> Option<lapin::Error> {
-        self.lost.clone().filter(|error| self.confirming.is_empty() || !names_no_reason(error))
     }
 
     fn set_confirmed(&mut self, sequence: u64) {
@@ -196,9 +188,4 @@ impl<T> PublishPipeline<T> {
             self.bytes -= message.bytes;
         }
     }
-}
-
-/// Whether the error says only that the channel is not open.
-fn names_no_reason(error: &lapin::Error) -> bool {
-    matches!(error.kind(), ErrorKind::InvalidChannelState(..))
 }

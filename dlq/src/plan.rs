@@ -211,8 +211,8 @@ impl Claims {
 #[derive(Debug)]
 pub(crate) struct Reading<'a> {
     claims: &'a mut Claims,
-    /// Of each letter that the destination had before this reading: how many identical ones it does not have, and this reading does not take.
-    /// They were not selected, or could not be stored, or nobody knows whether they are.
+    /// How many identical letters stay in the queue, for each letter that the destination had before this reading. They were not selected, or
+    /// could not be stored, or the broker has not said whether they were.
     staying: HashMap<Fingerprint, usize>,
 }
 
@@ -221,7 +221,7 @@ impl Reading<'_> {
         self.claims.left()
     }
 
-    /// Decides on the next letter. `redelivered`: some consumer got it before, as the one that made the plan got all of the plan's.
+    /// Decides on the next letter. `redelivered`: a consumer got it before. The reader that made the plan got all letters of the plan.
     pub(crate) fn claim(&mut self, fingerprint: Fingerprint, redelivered: bool) -> Claim {
         if let Some(kinds) = self.claims.kinds.get_mut(&fingerprint) {
             let kind = kinds.pop();

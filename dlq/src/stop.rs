@@ -11,8 +11,8 @@ pub enum Stop {
     Terminated,
 }
 
-/// Requests to end early. The first one stops the reading, while letters in flight are settled, and their acknowledgements checked. The
-/// second one stops that as well.
+/// Requests to end early. After the first one no further letters are taken: those in flight are settled, and the broker is asked whether it
+/// has all acknowledgements. The second one ends that, too.
 #[derive(Debug)]
 pub struct Stops {
     requests: mpsc::Receiver<Stop>,

@@ -344,11 +344,6 @@ mod tests {
         assert!(homeless.contains("XDG_STATE_HOME"), "{homeless}");
     }
 
-    /// The room of these uploads.
-    fn nothing() -> UploadRoom {
-        Box::new(())
-    }
-
     fn pieces(texts: &[&'static str]) -> impl Stream<Item = Result<Bytes, std::io::Error>> + use<> {
         let pieces: Vec<_> = texts.iter().map(|text| Ok(Bytes::from_static(text.as_bytes()))).collect();
         stream::iter(pieces)
@@ -364,7 +359,7 @@ mod tests {
     async fn a_file_is_its_owners() {
         let folder = tempfile::tempdir().unwrap();
         let store = store(folder.path()).await;
-        let view = store.put("a", "x.txt", "text/plain", pieces(&["ab", "cd"]), nothing()).await.unwrap();
+        let view = store.put("a", "x.txt", "text/plain", pieces(&["ab", "cd"]), Box::new(())).await.unwrap();
         assert_eq!(store.view("a", &view.id).await.unwrap(), view);
         for (part, expected) in [(None, "abcd"), (Some(1..3), "bc"), (Some(3..4), "d")] {
             let content = store.content("a", &view.id, part).await.unwrap().bytes().await.unwrap();
@@ -384,15 +379,15 @@ mod tests {
     async fn too_much_leaves_nothing_behind() {
         let folder = tempfile::tempdir().unwrap();
         let store = store(folder.path()).await;
-        let large = store.put("a", "x", "", pieces(&["01234", "567890"]), nothing()).await;
+        let large = store.put("a", "x", "", pieces(&["01234", "567890"]), Box::new(())).await;
         assert_eq!(large.unwrap_err().status, 413);
         let broken = stream::iter([Ok(Bytes::from_static(b"0123")), Err(std::io::Error::other("gone"))]);
-        assert_eq!(store.put("a", "x", "", broken, nothing()).await.unwrap_err().status, 400);
+        assert_eq!(store.put("a", "x", "", broken, Box::new(())).await.unwrap_err().status, 400);
         assert_eq!(counted(&store), (0, 0));
-        store.put("a", "x", "", pieces(&["0123456789"]), nothing()).await.unwrap();
+        store.put("a", "x", "", pieces(&["0123456789"]), Box::new(())).await.unwrap();
         for owner in ["a", "b"] {
             assert_eq!(
-                store.put(owner, "x", "", pieces(&["0123456789"]), nothing()).await.unwrap_err().status,
+                store.put(owner, "x", "", pieces(&["0123456789"]), Box::new(())).await.unwrap_err().status,
                 507
             );
         }

@@ -22,8 +22,8 @@ pub const OPERATIONS_MAX: usize = 64;
 /// How long an operation waits for its turn while none of the others ends: a folder that works ends many in this time, a slow one some.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// How long a folder may hang before nobody waits for it any more. A server of files that is replaced is back in this time.
-const HOPE_MAX: Duration = Duration::from_secs(30);
+/// How long a folder may hang before the gateway stores nothing in it any more. A file server that is replaced is back in this time.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(30);
 
 /// What is read of a file at a time.
 const PIECE_BYTES: u64 = 256 * 1024;
@@ -110,12 +110,12 @@ impl FolderThreads {
         }
     }
 
-    /// Waits for a turn to store what would be lost otherwise, also while the folder hangs, unless it has hung for long.
+    /// Waits for a turn to store what would be lost otherwise. It waits also while the folder hangs, but not after [`GIVEN_UP_AFTER`].
     ///
     /// # Errors
-    /// None of the operations has ended for [`HOPE_MAX`].
+    /// None of the operations has ended for [`GIVEN_UP_AFTER`].
     pub async fn turn_to_store(self: &Arc<Self>) -> Result<Turn, Busy> {
-        let is_given_up = || self.stuck_since().is_some_and(|since| since.elapsed() >= HOPE_MAX);
+        let is_given_up = || self.stuck_since().is_some_and(|since| since.elapsed() >= GIVEN_UP_AFTER);
         loop {
             if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
                 return Ok(Turn { _permit: permit, of: Arc::clone(self) });

@@ -524,15 +524,8 @@ def refusals(url):
     asyncio.run(run())
 
 
-class ClosesAt:
-    """A way to the broker that answers a method of the client's itself: by closing the connection or the channel, with this code and text."""
-
-    START_OK, OPEN, CHANNEL_OPEN, QUEUE_DECLARE = b"\0\x0a\0\x0b", b"\0\x0a\0\x28", b"\0\x14\0\x0a", b"\0\x32\0\x0a"
-    CLOSE, CLOSE_OK, CHANNEL_CLOSE = b"\0\x0a\0\x32", b"\0\x0a\0\x33", b"\0\x14\0\x28"
-
-    def __init__(self, method, code, text):
-        self.method, self.writers = method, []
-        self.closing = code.to_bytes(2, "big") + bytes([len(text)]) + text.encode() + bytes(4)
+class Way:
+    """A way to the broker. Each kind leads connections in its own manner."""
 
     async def leads_to(self, url):
         """The URL of this way."""
@@ -541,6 +534,17 @@ class ClosesAt:
         self.server = await asyncio.start_server(self.lead, "127.0.0.1", 0)
         port = self.server.sockets[0].getsockname()[1]
         return url.replace(f"{broker.hostname}:{broker.port}", f"127.0.0.1:{port}")
+
+
+class ClosesAt(Way):
+    """A way to the broker that answers a method of the client's itself: by closing the connection or the channel, with this code and text."""
+
+    START_OK, OPEN, CHANNEL_OPEN, QUEUE_DECLARE = b"\0\x0a\0\x0b", b"\0\x0a\0\x28", b"\0\x14\0\x0a", b"\0\x32\0\x0a"
+    CLOSE, CLOSE_OK, CHANNEL_CLOSE = b"\0\x0a\0\x32", b"\0\x0a\0\x33", b"\0\x14\0\x28"
+
+    def __init__(self, method, code, text):
+        self.method, self.writers = method, []
+        self.closing = code.to_bytes(2, "big") + bytes([len(text)]) + text.encode() + bytes(4)
 
     def cut(self):
         for writer in self.writers:
@@ -865,21 +869,13 @@ def reply_queue_lost(url):
     asyncio.run(run())
 
 
-class CutAtDeclareOk:
+class CutAtDeclareOk(Way):
     """A way to the broker that loses a connection when the broker confirms the declaration of a queue, once, when it is armed."""
 
     DECLARE_OK = b"\0\x32\0\x0b"
 
     def __init__(self):
         self.is_armed = False
-
-    async def leads_to(self, url):
-        """The URL of this way."""
-        broker = urllib.parse.urlsplit(url)
-        self.broker = broker.hostname, broker.port
-        self.server = await asyncio.start_server(self.lead, "127.0.0.1", 0)
-        port = self.server.sockets[0].getsockname()[1]
-        return url.replace(f"{broker.hostname}:{broker.port}", f"127.0.0.1:{port}")
 
     async def lead(self, reader, writer):
         from_broker, to_broker = await asyncio.open_connection(*self.broker)

@@ -99,7 +99,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
         (there, "in the queue already, left out"),
         (other_models, "of other models, left out"),
         (torn, "cut off at the end of a file; it was not removed from its queue"),
-        (unknown, unknown_are(args.duplicates)),
+        (unknown, unknown_text(args.duplicates)),
     ] {
         if count > 0 {
             eprintln!("{} {what}", counted(count, "dead letter"));
@@ -109,8 +109,8 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     Ok(if cannot_publish == 0 { exit::DONE } else { exit::FAILED })
 }
 
-/// What published dead letters are that the broker has neither confirmed nor refused.
-fn unknown_are(duplicates: bool) -> &'static str {
+/// The words for dead letters that were published, and that the broker neither confirmed nor refused.
+fn unknown_text(duplicates: bool) -> &'static str {
     if duplicates {
         "published without an answer of the broker: look with `vramq dlq list` before you import again, which with --duplicates publishes every line again"
     } else {
@@ -181,7 +181,7 @@ impl Import<'_> {
         self.settle_all().await
     }
 
-    /// Waits for the confirms of what an import has sent that ended with this error. Returns the error that names its end.
+    /// Waits for the confirms of what was sent before the import ended with the error `first`. Returns the error that decides the exit code.
     async fn settle_after(&mut self, first: Error, stops: &mut Stops) -> Error {
         if !self.is_waiting() {
             return first;
@@ -196,14 +196,14 @@ impl Import<'_> {
             }),
             stop = stops.next() => Err(Error::Stopped(stop)),
         };
-        let (names_end, other) = match settled {
+        let (decisive, other) = match settled {
             Ok(()) => return first,
             // A person ended the wait.
             Err(later @ Error::Stopped(_)) => (later, first),
             Err(later) => (first, later),
         };
         self.progress.say(&format!("error: {other}"));
-        names_end
+        decisive
     }
 
     /// Counts what the broker has not answered, and releases the queues, all at a time: a broker that is silent delays each.

@@ -281,6 +281,15 @@ mod tests {
         }
     }
 
+    /// All try at a time, and what is claimed is released.
+    async fn only_one_claims(waiting: &mut [Claimant]) {
+        let mut claims = Vec::new();
+        for claimant in waiting {
+            claims.extend(claimant.claim().await.unwrap());
+        }
+        assert_eq!(claims.len(), 1);
+    }
+
     #[tokio::test]
     async fn a_name_is_claimed_once_until_the_claim_is_dropped() {
         let folder = tempfile::tempdir().unwrap();
@@ -309,12 +318,7 @@ mod tests {
                 assert!(claimant.claim().await.unwrap().is_none());
                 has_waited(claimant);
             }
-            let mut claims = Vec::new();
-            for claimant in &mut waiting {
-                claims.extend(claimant.claim().await.unwrap());
-            }
-            assert_eq!(claims.len(), 1);
-            drop(claims);
+            only_one_claims(&mut waiting).await;
             // What is left of the first claim is removed with its successor. Then the name is like any other.
             drop(claimed(&mut claimant("a", "job")).await);
             wait_until_empty(&folder.path().join("a")).await;
@@ -338,12 +342,7 @@ mod tests {
                 has_waited(claimant);
             }
         }
-        let mut claims = Vec::new();
-        for claimant in &mut waiting {
-            claims.extend(claimant.claim().await.unwrap());
-        }
-        assert_eq!(claims.len(), 1);
-        drop(claims);
+        only_one_claims(&mut waiting).await;
         drop(claimed(&mut claimant("a", "job")).await);
         wait_until_empty(&own).await;
     }

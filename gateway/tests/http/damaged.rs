@@ -2,18 +2,12 @@
 
 use serde_json::json;
 
-use crate::harness::{ECHO, Setup, until};
-use crate::jobs::set;
+use crate::harness::{ECHO, until};
+use crate::jobs::sharing_results;
 
 #[test]
 fn a_damaged_result_is_an_honest_error_until_the_job_runs_again() {
-    let mut setup = Setup::new();
-    setup.worker(&[ECHO], &[]);
-    let results = setup.folder.path().join("results");
-    for _ in 0..2 {
-        setup.gateway(&set(&[format!("results.folder={}", results.display())]));
-    }
-    setup.wait_for_models(&[ECHO]);
+    let (setup, results) = sharing_results();
     let [own, other] = &setup.gateways[..] else { panic!("two gateways") };
     let job = json!({"model": ECHO, "inputs": ["x".repeat(100_000)]});
     for (id, left) in [("empty", 0), ("cut", 50_000), ("short", 10)] {

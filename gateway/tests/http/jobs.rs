@@ -1,5 +1,7 @@
 //! Jobs: ids, owners, and repeated requests.
 
+use std::path::PathBuf;
+
 use serde_json::{Value, json};
 
 use crate::events::{by_curl, events};
@@ -9,6 +11,18 @@ use crate::keys::{key_file, send, until_served};
 /// A job that echo answers with its inputs.
 pub fn job() -> Value {
     json!({"model": ECHO, "inputs": ["one", {"bytes": "AAEC"}]})
+}
+
+/// A worker, and two gateways with a common folder of results; that folder.
+pub fn sharing_results() -> (Setup, PathBuf) {
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    let results = setup.folder.path().join("results");
+    for _ in 0..2 {
+        setup.gateway(&set(&[format!("results.folder={}", results.display())]));
+    }
+    setup.wait_for_models(&[ECHO]);
+    (setup, results)
 }
 
 /// Settings as options of a program.

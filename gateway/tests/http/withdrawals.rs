@@ -18,7 +18,7 @@ use vramq_schemas::topology::{JOBS_EXCHANGE, WITHDRAWALS_EXCHANGE};
 use vramq_schemas::withdrawal::{self, Withdrawal};
 
 use crate::harness::{DEADLINE, ECHO, Gateway, MINILM, Setup, until};
-use crate::jobs::set;
+use crate::jobs::sharing_results;
 
 /// The withdrawals and jobs that a worker receives.
 pub struct Listener {
@@ -167,14 +167,8 @@ async fn a_job_is_withdrawn_by_its_caller_or_when_its_time_is_up() {
 /// A gateway whose store of results is silent stops just after it has answered the withdrawal.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_withdrawal_that_was_answered_is_sent_although_the_gateway_stops() {
-    let mut setup = Setup::new();
-    setup.worker(&[ECHO], &[]);
-    let [results, pipe] = ["results", "pipe"].map(|name| setup.folder.path().join(name));
-    let settings = [format!("results.folder={}", results.display())];
-    for _ in 0..2 {
-        setup.gateway(&set(&settings));
-    }
-    setup.wait_for_models(&[ECHO]);
+    let (setup, results) = sharing_results();
+    let pipe = setup.folder.path().join("pipe");
     let mut listener = listen(&setup, ECHO).await;
     setup.workers[0].signal("STOP");
     let job = json!({"model": ECHO, "inputs": ["x"]});
@@ -199,13 +193,7 @@ async fn a_withdrawal_that_was_answered_is_sent_although_the_gateway_stops() {
 /// Another gateway has published a job of the same name before the withdrawn one ends.
 #[test]
 fn the_end_of_a_withdrawn_job_leaves_the_record_of_a_later_one() {
-    let mut setup = Setup::new();
-    setup.worker(&[ECHO], &[]);
-    let results = setup.folder.path().join("results");
-    for _ in 0..2 {
-        setup.gateway(&set(&[format!("results.folder={}", results.display())]));
-    }
-    setup.wait_for_models(&[ECHO]);
+    let (setup, results) = sharing_results();
     setup.workers[0].signal("STOP");
     let gateway = &setup.gateways[0];
     let job = json!({"model": ECHO, "inputs": ["x"]});
