@@ -35,7 +35,7 @@ pub use ledger::{OnItsWay, SLOWEST_FADES, UnknownOutcome};
 pub use monitor::{Depth, is_missing, next_delivery, queue_depth, reply_code, subscribe_to_heartbeats};
 pub use overrides::Overrides;
 pub use patches::{MissingPatch, missing_patches};
-pub use pipeline::{CONFIRMS_IN_FLIGHT, Limits, PublishPipeline, Settled};
+pub use pipeline::{CONFIRMS_IN_FLIGHT, Limits, Outcomes, PublishPipeline};
 pub use publisher::{ConfirmedPublisher, Message, Unconfirmed};
 pub use returns::MatchBy;
 pub use transfer::{ConfirmTime, Transfer};

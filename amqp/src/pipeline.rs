@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
-use lapin::Connection;
 use lapin::options::ConfirmSelectOptions;
+use lapin::{Connection, ErrorKind};
+use tokio::time::{Instant, timeout_at};
 
 use crate::confirms::PublishOutcome;
 use crate::ledger::UnknownOutcome;
@@ -17,6 +19,9 @@ use crate::returns::MatchBy;
 /// Publishes that await their confirm. One at a time gives about 1/15 of the pipelined rate; 64 in flight reach it on a
 /// local broker, and 256 leave room for the round trip of a remote one.
 pub const CONFIRMS_IN_FLIGHT: usize = 256;
+
+/// How long the reason for which a channel was closed is awaited.
+const EXPLAINED_WITHIN: Duration = Duration::from_secs(1);
 
 /// How much may wait for its confirm.
 #[derive(Clone, Copy, Debug)]
@@ -28,15 +33,8 @@ pub struct Limits {
     pub body_bytes: usize,
 }
 
-/// What a call of [`PublishPipeline::next`] found out.
-#[derive(Debug)]
-pub struct Settled<T> {
-    /// The tokens of messages whose outcome is known.
-    pub outcomes: Vec<(T, PublishOutcome)>,
-    /// Why the channel is closed, if it is; every later call returns it as well. Whether the broker has the messages in
-    /// [`PublishPipeline::unconfirmed`] is unknown.
-    pub lost: Option<lapin::Error>,
-}
+/// Messages whose outcome is known, by their tokens.
+pub type Outcomes<T> = Vec<(T, PublishOutcome)>;
 
 /// A [`ConfirmedPublisher`] with the messages that it has in flight. `T` is the caller's token for a message: it comes back with
 /// the outcome.
@@ -52,11 +50,25 @@ pub struct PublishPipeline<T> {
     bytes: usize,
     confirming: FuturesUnordered<BoxFuture<'static, Confirmed>>,
     too_large: Vec<T>,
-    /// Why the channel is closed, if it is. Then the outcomes of the messages in flight stay unknown.
-    lost: Option<lapin::Error>,
+    /// The loss of the channel. After it the outcomes of the messages in flight stay unknown.
+    lost: Option<Loss>,
 }
 
 type Confirmed = (u64, Result<(), UnknownOutcome>);
+
+struct Loss {
+    error: lapin::Error,
+    at: Instant,
+}
+
+impl Loss {
+    /// Whether no better error is to be expected. When the broker closes a channel, a publish may fail first with the channel's state. Those
+    /// that await their confirm then fail with the broker's reason.
+    fn is_explained(&self) -> bool {
+        !matches!(self.error.kind(), ErrorKind::InvalidChannelState(..))
+            || self.at.elapsed() >= EXPLAINED_WITHIN
+    }
+}
 
 /// A message whose outcome is not known.
 struct InFlight<T> {
@@ -145,38 +157,59 @@ impl<T> PublishPipeline<T> {
         self.confirming.push(confirmed.map(move |result| (sequence, result)).boxed());
     }
 
-    /// Sends what was published, and waits until some outcomes are known or the channel is lost. Returns at once if no outcome is
-    /// outstanding, or if the channel was lost before.
+    /// Sends what was published, and waits until some outcomes are known. Returns none at once if no outcome is outstanding.
     ///
     /// Cancel safety: an outcome that a dropped call has not returned is returned by the next one.
-    pub async fn next(&mut self) -> Settled<T> {
+    ///
+    /// # Errors
+    /// Why the channel is closed; every later call returns it as well. Whether the broker has the messages in
+    /// [`unconfirmed`](Self::unconfirmed) is unknown.
+    pub async fn next(&mut self) -> lapin::Result<Outcomes<T>> {
         let too_large = self.too_large.drain(..).map(|token| (token, PublishOutcome::TooLarge));
-        let mut settled = Settled { outcomes: too_large.collect(), lost: self.lost.clone() };
-        while settled.outcomes.is_empty() && settled.lost.is_none() {
-            let mut completed = self.confirming.next().await;
-            if completed.is_none() {
-                break;
+        let mut outcomes = too_large.collect::<Vec<_>>();
+        while outcomes.is_empty() {
+            if let Some(lost) = &self.lost
+                && lost.is_explained()
+            {
+                return Err(lost.error.clone());
+            }
+            match (self.completed().await, &self.lost) {
+                (Some(completed), _) => self.note(completed),
+                (None, Some(lost)) => return Err(lost.error.clone()),
+                (None, None) => break,
             }
             // All that are ready, so that the caller gets them together.
-            while let Some((sequence, result)) = completed {
-                match result {
-                    Ok(()) => self.set_confirmed(sequence),
-                    // Several publishes fail together. The broker's error says more than that the channel is closed.
-                    Err(UnknownOutcome::Closed(error)) if self.lost.is_none() || error.is_amqp_error() => {
-                        self.lost = Some(error);
-                    }
-                    // The channel's error is known already: without a deadline, a confirm fails only with the channel.
-                    Err(_) => {}
-                }
-                completed = self.confirming.next().now_or_never().flatten();
+            while let Some(completed) = self.confirming.next().now_or_never().flatten() {
+                self.note(completed);
             }
             for (sequence, outcome) in self.publisher.settle() {
                 self.set_confirmed(sequence);
-                settled.outcomes.extend(self.in_flight.remove(&sequence).map(|it| (it.token, outcome)));
+                outcomes.extend(self.in_flight.remove(&sequence).map(|it| (it.token, outcome)));
             }
-            settled.lost.clone_from(&self.lost);
         }
-        settled
+        Ok(outcomes)
+    }
+
+    /// The next publish that is confirmed or has failed. `None` if there is none, or if the reason of a loss did not come in time.
+    async fn completed(&mut self) -> Option<Confirmed> {
+        match &self.lost {
+            None => self.confirming.next().await,
+            Some(lost) => timeout_at(lost.at + EXPLAINED_WITHIN, self.confirming.next()).await.ok().flatten(),
+        }
+    }
+
+    fn note(&mut self, (sequence, result): Confirmed) {
+        match result {
+            Ok(()) => self.set_confirmed(sequence),
+            // Several publishes fail together, and the first error may not say why.
+            Err(UnknownOutcome::Closed(error)) => match &mut self.lost {
+                None => self.lost = Some(Loss { error, at: Instant::now() }),
+                Some(lost) if !lost.is_explained() || error.is_amqp_error() => lost.error = error,
+                Some(_) => {}
+            },
+            // Without a deadline, a confirm fails only with the channel.
+            Err(_) => {}
+        }
     }
 
     fn set_confirmed(&mut self, sequence: u64) {

@@ -11,7 +11,7 @@ use lapin::options::{BasicGetOptions, ConfirmSelectOptions, QueueDeclareOptions,
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Connection};
 use vramq_amqp::{
-    Address, ConfirmedPublisher, Limits, MatchBy, Message, PublishOutcome, PublishPipeline, Settled,
+    Address, ConfirmedPublisher, Limits, MatchBy, Message, Outcomes, PublishOutcome, PublishPipeline,
 };
 
 /// Far beyond what a loaded machine needs.
@@ -52,7 +52,7 @@ fn message(queue: &ShortString, number: usize, body: usize) -> Message {
     }
 }
 
-async fn next<T>(publisher: &mut PublishPipeline<T>) -> Settled<T> {
+async fn next<T>(publisher: &mut PublishPipeline<T>) -> lapin::Result<Outcomes<T>> {
     tokio::time::timeout(DEADLINE, publisher.next()).await.expect("in time")
 }
 
@@ -70,9 +70,7 @@ async fn publish_all(
             publisher.publish(number, message);
         }
         assert!(publisher.in_flight() <= LIMITS.messages);
-        let settled = next(publisher).await;
-        assert!(settled.lost.is_none(), "{:?}", settled.lost);
-        for (number, outcome) in settled.outcomes {
+        for (number, outcome) in next(publisher).await.unwrap() {
             assert_eq!(outcomes.insert(number, outcome), None, "{number} twice");
         }
     }
@@ -165,8 +163,8 @@ async fn the_bytes_in_flight_are_bounded() {
     }
     assert_eq!((taken, publisher.in_flight()), (3, 3));
     while !publisher.is_empty() {
-        let settled = next(&mut publisher).await;
-        assert!(settled.outcomes.iter().all(|(_, outcome)| *outcome == PublishOutcome::Confirmed));
+        let outcomes = next(&mut publisher).await.unwrap();
+        assert!(outcomes.iter().all(|(_, outcome)| *outcome == PublishOutcome::Confirmed));
     }
     assert!(publisher.has_room());
 }
@@ -200,18 +198,13 @@ async fn a_lost_channel_reports_what_is_unconfirmed() {
     for token in 0..3 {
         publisher.publish(token, faulty.clone());
     }
-    let Settled { outcomes, lost } = next(&mut publisher).await;
-    let lost = lost.expect("an error");
-    assert!(
-        outcomes.is_empty() && lost.is_amqp_soft_error() && lost.to_string().contains("NOT_FOUND"),
-        "{lost}"
-    );
+    let lost = next(&mut publisher).await.expect_err("the channel is closed");
+    assert!(lost.is_amqp_soft_error() && lost.to_string().contains("NOT_FOUND"), "{lost}");
     let mut unconfirmed: Vec<_> = publisher.unconfirmed().copied().collect();
     unconfirmed.sort_unstable();
     assert_eq!(unconfirmed, [0, 1, 2]);
     // The next call returns it again, and does not wait for confirms that will not come.
-    let Settled { outcomes, lost } = next(&mut publisher).await;
-    assert!(outcomes.is_empty() && lost.is_some_and(|error| error.is_amqp_soft_error()));
+    assert!(next(&mut publisher).await.is_err_and(|error| error.is_amqp_soft_error()));
     assert!(!publisher.is_empty());
     publisher.forget();
     assert!(publisher.is_empty() && publisher.in_flight() == 0);

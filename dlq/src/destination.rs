@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lapin::Connection;
 use tokio::time::Instant;
-use vramq_amqp::{CONFIRMS_IN_FLIGHT, Limits, MatchBy, PublishOutcome, PublishPipeline, Settled};
+use vramq_amqp::{CONFIRMS_IN_FLIGHT, Limits, MatchBy, Outcomes, PublishOutcome, PublishPipeline};
 
 use crate::access::Access;
 use crate::archive::Archive;
@@ -171,13 +171,12 @@ impl<'a> Destination<'a> {
     /// Waits until some dead letters are stored, or cannot be.
     ///
     /// Cancel safety: what a dropped call has not returned is returned by the next one.
-    pub(crate) async fn settled(&mut self) -> Result<Settled<PendingLetter>, Error> {
+    pub(crate) async fn settled(&mut self) -> Result<Outcomes<PendingLetter>, Error> {
         match self {
-            Self::Queues { publisher, .. } => Ok(publisher.next().await),
+            Self::Queues { publisher, .. } => Ok(publisher.next().await?),
             Self::File { archive, pending } => {
                 archive.sync()?;
-                let outcomes = pending.drain(..).map(|token| (token, PublishOutcome::Confirmed)).collect();
-                Ok(Settled { outcomes, lost: None })
+                Ok(pending.drain(..).map(|token| (token, PublishOutcome::Confirmed)).collect())
             }
         }
     }

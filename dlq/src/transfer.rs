@@ -187,7 +187,7 @@ impl Transfer<'_> {
                     biased;
                     stop = self.stops.next() => return Err(Error::Stopped(stop)),
                     settled = self.destination.settled(), if self.destination.is_due() => {
-                        in_flight.settle(settled?, self.outcome, self.on_moved)?;
+                        in_flight.settle(settled, self.outcome, self.on_moved)?;
                     }
                     read = &mut next, if self.destination.has_room() => break read?,
                 }

@@ -11,14 +11,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
-use vramq_amqp::{LastError, PublishPipeline, Settled};
+use vramq_amqp::LastError;
 
 use crate::error::{ConnectError, JobError, PublishError};
+use crate::job_channels::JobChannels;
 use crate::outgoing::Outgoing;
 use crate::registry::Registry;
 use crate::reply_queue::{hand_over, hand_over_held, settle};
 use crate::session::{CLOSE_TIMEOUT, Connector, NotOpened, Session};
-use crate::window::Window;
 use crate::withdrawing::Withdrawing;
 
 /// The first wait before reconnecting, doubled with every failure.
@@ -36,9 +36,9 @@ pub(crate) struct Actor {
     registry: Arc<Registry>,
     shared: Arc<Shared>,
     reconnect_for: Option<Duration>,
-    jobs: mpsc::Receiver<Outgoing>,
+    new_jobs: mpsc::UnboundedReceiver<Outgoing>,
     close: watch::Receiver<bool>,
-    window: Window,
+    jobs: JobChannels,
 }
 
 /// What the client's handles can see of its task.
@@ -67,7 +67,8 @@ impl Shared {
 enum Event {
     Close,
     Job(Box<Outgoing>),
-    Settled(Settled<u64>),
+    /// Jobs are answered, or a channel is lost.
+    Answered(lapin::Result<()>),
     RepliesEnded(Result<lapin::Result<()>, JoinError>),
     /// `None` when the stream of events ended with the connection.
     Connection(Option<lapin::Event>),
@@ -85,10 +86,10 @@ impl Actor {
         registry: Arc<Registry>,
         shared: Arc<Shared>,
         reconnect_for: Option<Duration>,
-        jobs: mpsc::Receiver<Outgoing>,
+        new_jobs: mpsc::UnboundedReceiver<Outgoing>,
         close: watch::Receiver<bool>,
     ) -> Self {
-        Self { connector, registry, shared, reconnect_for, jobs, close, window: Window::default() }
+        Self { connector, registry, shared, reconnect_for, new_jobs, close, jobs: JobChannels::default() }
     }
 
     /// Runs until the client is closed or dropped, or the broker stays away for too long or refuses to let it back.
@@ -110,6 +111,7 @@ impl Actor {
             }
             self.shared.note_session(false);
             // Drop both connections: a half-open session would share the reply queue with its successor.
+            self.jobs.end_session();
             drop(session);
             session = match self.reconnect().await {
                 Ok(session) => session,
@@ -145,23 +147,20 @@ impl Actor {
         });
         let withdrawing = Withdrawing::start(Arc::clone(&session.publishing), Arc::clone(&self.registry));
         let mut connection = session.events();
-        let publisher = &mut session.jobs;
-        self.window.begin_session();
+        if let Some(first) = session.first_job_channel.take() {
+            self.jobs.begin_session(Arc::clone(&session.publishing), first);
+        }
         let end = loop {
-            self.window.resend(publisher, &self.registry);
-            match self.select(publisher, &mut replies, &mut connection).await {
+            match self.select(&mut replies, &mut connection).await {
                 Event::Close => break End::Closed,
-                Event::Job(outgoing) => self.window.send(publisher, *outgoing, &self.registry),
-                Event::Settled(settled) => {
-                    if let Err(error) = self.window.settle(publisher, settled, &self.registry) {
-                        break End::Lost(error.to_string());
-                    }
-                }
+                Event::Job(outgoing) => self.jobs.add(*outgoing),
+                Event::Answered(Ok(())) => {}
+                Event::Answered(Err(error)) => break End::Lost(error.to_string()),
                 Event::Connection(event) => {
                     if let Some(lapin::Event::Error(error)) = &event
                         && !error.is_amqp_soft_error()
                     {
-                        self.window.lost(publisher, error);
+                        self.jobs.connection_lost(error);
                     }
                     if let Some(error) = lost(event) {
                         break End::Lost(error);
@@ -192,7 +191,6 @@ impl Actor {
     /// Cancel safety: no arm loses anything when it is dropped.
     async fn select(
         &mut self,
-        publisher: &mut PublishPipeline<u64>,
         replies: &mut Option<JoinHandle<lapin::Result<()>>>,
         connection: &mut BoxStream<'static, lapin::Event>,
     ) -> Event {
@@ -202,14 +200,12 @@ impl Actor {
                 None => pending().await,
             }
         };
-        let has_room = self.window.has_room(publisher);
-        let is_publishing = !publisher.is_empty();
         tokio::select! {
             () = closed(&mut self.close) => Event::Close,
             ended = replies_ended => Event::RepliesEnded(ended),
-            settled = publisher.next(), if is_publishing => Event::Settled(settled),
+            answered = self.jobs.next(&self.registry) => Event::Answered(answered),
             event = connection.next() => Event::Connection(event),
-            job = self.jobs.recv(), if has_room => job.map_or(Event::Close, |job| Event::Job(Box::new(job))),
+            job = self.new_jobs.recv() => job.map_or(Event::Close, |job| Event::Job(Box::new(job))),
         }
     }
 
@@ -220,8 +216,8 @@ impl Actor {
         let mut refused_since = None;
         let mut last = LastError::default();
         loop {
-            let delay = delay(self.window.failures);
-            self.window.failures = self.window.failures.saturating_add(1);
+            let delay = delay(self.jobs.failures);
+            self.jobs.failures = self.jobs.failures.saturating_add(1);
             let attempt = async {
                 sleep(delay).await;
                 self.connector.open().await
@@ -257,9 +253,9 @@ impl Actor {
         // Set once only: the task ends with it.
         let _ = self.shared.end.set(publishes.clone());
         self.shared.note_session(false);
-        self.jobs.close();
-        self.window.fail(publishes);
-        while let Ok(outgoing) = self.jobs.try_recv() {
+        self.new_jobs.close();
+        self.jobs.fail(publishes);
+        while let Ok(outgoing) = self.new_jobs.try_recv() {
             outgoing.finish(Err(publishes.clone()));
         }
         self.registry.fail_all(jobs);

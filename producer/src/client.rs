@@ -8,12 +8,12 @@ use lapin::types::ShortString;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
-use vramq_amqp::CONFIRMS_IN_FLIGHT;
 use vramq_schemas::{Encoding, Job};
 
 use crate::actor::{Actor, Shared};
 use crate::error::{ConnectError, PublishError};
-use crate::options::{BODY_BYTES_IN_FLIGHT, Options, SubmitOptions};
+use crate::key_limits::KeyLimits;
+use crate::options::{Options, SubmitOptions};
 use crate::outgoing::{EncodedJob, Outgoing};
 use crate::pending::{Deadline, Pending};
 use crate::registry::{Receivers, Registration, Registry};
@@ -41,8 +41,8 @@ struct Handle {
     registry: Arc<Registry>,
     shared: Arc<Shared>,
     jobs_in_flight: Arc<Semaphore>,
-    bytes_in_flight: Arc<Semaphore>,
-    outgoing: mpsc::Sender<Outgoing>,
+    key_limits: KeyLimits,
+    outgoing: mpsc::UnboundedSender<Outgoing>,
     close: watch::Sender<bool>,
     actor: Mutex<Option<JoinHandle<()>>>,
 }
@@ -74,7 +74,7 @@ impl Client {
         let session = connector.open().await.map_err(|not_opened| not_opened.error)?;
         let registry = Arc::new(Registry::default());
         let shared = Arc::new(Shared::default());
-        let (outgoing, jobs) = mpsc::channel(CONFIRMS_IN_FLIGHT);
+        let (outgoing, jobs) = mpsc::unbounded_channel();
         let (close, closed) = watch::channel(false);
         let (reply_queue, withdraws) = (connector.reply_queue().cloned(), !connector.holds());
         let actor =
@@ -88,7 +88,7 @@ impl Client {
             registry,
             shared,
             jobs_in_flight: Arc::new(Semaphore::new(jobs_in_flight.clamp(1, Semaphore::MAX_PERMITS))),
-            bytes_in_flight: Arc::new(Semaphore::new(BODY_BYTES_IN_FLIGHT)),
+            key_limits: KeyLimits::default(),
             outgoing,
             close,
             actor: Mutex::new(Some(tokio::spawn(actor.run(session)))),
@@ -222,14 +222,11 @@ impl Handle {
             .registry
             .register(&id, items, permit, reply_to.is_some(), withdrawal)
             .ok_or_else(|| PublishError::DuplicateId { id: id.clone() })?;
-        // A body is never empty and at most a quarter of the bytes.
-        let share = u32::try_from(message.body.len()).unwrap_or(u32::MAX);
-        let bytes = Arc::clone(&self.bytes_in_flight).acquire_many_owned(share).await;
-        let bytes = bytes.map_err(|_| PublishError::Closed)?;
+        let place = self.key_limits.place(&message.routing_key, message.body.len()).await;
         let (published, result) = oneshot::channel();
         let outgoing =
-            Outgoing { id, registration: registration.number(), message, published, _bytes: bytes };
-        self.outgoing.send(outgoing).await.map_err(|_| self.end())?;
+            Outgoing { id, registration: registration.number(), message, published, _place: place };
+        self.outgoing.send(outgoing).map_err(|_| self.end())?;
         match result.await.unwrap_or_else(|_| Err(self.end())) {
             Ok(()) => Ok((registration, receivers)),
             Err(error) => {

@@ -37,14 +37,17 @@ mod assembly;
 mod client;
 mod error;
 mod held;
+mod job_channel;
+mod job_channels;
+mod key_limits;
 mod options;
 mod outgoing;
 mod pending;
 mod registry;
 mod reply_queue;
 mod session;
+mod suspects;
 mod token_sum;
-mod window;
 mod withdrawing;
 
 pub use answer::{Answer, Progress};

@@ -14,9 +14,6 @@ use crate::error::ConnectError;
 /// of many workers together.
 pub(crate) const JOBS_IN_FLIGHT: usize = 1024;
 
-/// Bytes of bodies that await their confirm: four of the largest allowed.
-pub(crate) const BODY_BYTES_IN_FLIGHT: usize = 64 * 1024 * 1024;
-
 /// How long a job may take from [`Client::submit`](crate::Client::submit) to its last reply, by default. Longer than a worker
 /// works on one job (24 minutes by default) after a long wait in the queue; without a limit a caller whose reply was lost would
 /// wait for ever.

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 use uuid::Uuid;
 use vramq_amqp::{Message, new_secret};
 use vramq_schemas::headers::{BATCH_HINT, MODEL_REVISION, TRACEPARENT, TRACESTATE};
@@ -13,6 +13,7 @@ use vramq_schemas::withdrawal::{DIGEST, Withdrawal};
 use vramq_schemas::{BODY_BYTES_MAX, Encoding, ITEMS_MAX, Input, Job, codec, fields, is_tracestate};
 
 use crate::error::PublishError;
+use crate::key_limits::Place;
 use crate::options::SubmitOptions;
 
 /// The delivery mode of a message that survives a restart of the broker.
@@ -34,8 +35,8 @@ pub(crate) struct Outgoing {
     pub(crate) message: Message,
     /// Receives one value, when the broker's answer is known.
     pub(crate) published: oneshot::Sender<Result<(), PublishError>>,
-    /// Its share of the bytes in flight.
-    pub(crate) _bytes: OwnedSemaphorePermit,
+    /// Its place among the jobs of its routing key.
+    pub(crate) _place: Place,
 }
 
 impl Outgoing {

@@ -165,7 +165,8 @@ impl Registry {
         ))
     }
 
-    /// Notes that the job of a registration is given to the broker; false if it is not in flight any more.
+    /// Notes that the job of a registration is given to the broker; false if it is not in flight any more. The id is not enough: the caller
+    /// may have given up on the job, and submitted another one under the same id.
     pub(crate) fn mark_sent(&self, id: &str, registration: u64) -> bool {
         self.mark(id, registration, AtBroker::Perhaps)
     }
@@ -179,12 +180,6 @@ impl Registry {
         let mut jobs = self.jobs();
         let job = jobs.get_mut(id).filter(|job| job.registration == registration);
         job.map(|job| job.at_broker = at_broker).is_some()
-    }
-
-    /// Whether the job of a registration is still in flight. The id is not enough: the caller may have given up on the job, and submitted
-    /// another one under the same id.
-    pub(crate) fn is_in_flight(&self, id: &str, registration: u64) -> bool {
-        self.jobs().get(id).is_some_and(|job| job.registration == registration)
     }
 
     /// Whether a job with this id is in flight.
@@ -390,13 +385,12 @@ mod tests {
         drop(first);
         let (second, _receivers) = register().unwrap();
         assert!(!registry.mark_sent("id", given_up));
-        assert!(!registry.is_in_flight("id", given_up));
-        assert!(registry.mark_sent("id", second.number()) && registry.is_in_flight("id", second.number()));
+        assert!(registry.mark_sent("id", second.number()));
         registry.mark_confirmed("id", given_up);
         // So a reply queue that is lost now does not fail the second one, which is published again.
         assert_eq!(registry.fail_confirmed(&JobError::ReplyQueueLost), 0);
         registry.mark_confirmed("id", second.number());
         assert_eq!(registry.fail_confirmed(&JobError::ReplyQueueLost), 1);
-        assert!(!registry.is_in_flight("id", second.number()));
+        assert!(!registry.mark_sent("id", second.number()));
     }
 }

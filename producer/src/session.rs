@@ -11,18 +11,13 @@ use lapin::options::QueueDeleteOptions;
 use lapin::types::ShortString;
 use lapin::{Channel, Connection, Consumer, ErrorKind};
 use tokio::time::timeout;
-use vramq_amqp::{Address, CONFIRMS_IN_FLIGHT, Limits, MatchBy, PublishPipeline};
-use vramq_schemas::BODY_BYTES_MAX;
+use vramq_amqp::{Address, PublishPipeline};
 use vramq_schemas::topology::CLIENT_REPLIES;
 
 use crate::error::ConnectError;
 use crate::held::HELD_MAX;
-use crate::options::{BODY_BYTES_IN_FLIGHT, Options, REPLY_PREFETCH};
-use crate::reply_queue;
-
-/// Jobs that may await their confirm.
-const LIMITS: Limits =
-    Limits { messages: CONFIRMS_IN_FLIGHT, bytes: BODY_BYTES_IN_FLIGHT, body_bytes: BODY_BYTES_MAX };
+use crate::options::{Options, REPLY_PREFETCH};
+use crate::{job_channel, reply_queue};
 
 /// AMQP's code for a user that does not exist or has another password, and for what a user may not do.
 const ACCESS_REFUSED: u16 = 403;
@@ -54,9 +49,10 @@ pub(crate) struct Connector {
 /// Publishing and consuming have a connection each: a broker that is short of memory stops reading from connections that
 /// publish, and on a shared one it would not read the acknowledgements of the replies that fill its memory.
 pub(crate) struct Session {
-    /// Shared with the task that publishes withdrawals.
+    /// Shared with the jobs' channels, and with the task that publishes withdrawals.
     pub(crate) publishing: Arc<Connection>,
-    pub(crate) jobs: PublishPipeline<u64>,
+    /// Until it is taken. It is opened with the session, so that a broker that refuses it refuses the session.
+    pub(crate) first_job_channel: Option<PublishPipeline<u64>>,
     pub(crate) replies: Option<Replies>,
     /// The reply queue of an earlier session did not exist any more, and was created again.
     pub(crate) lost_replies: bool,
@@ -149,7 +145,7 @@ impl Connector {
 
     async fn open_unbounded(&self) -> lapin::Result<Session> {
         let publishing = self.connect("jobs").await?;
-        let jobs = PublishPipeline::open(&publishing, LIMITS, MatchBy::MessageId).await?;
+        let first_job_channel = Some(job_channel::open(&publishing).await?);
         let (mut replies, mut lost_replies) = (None, false);
         if let Some(queue) = &self.reply_queue {
             let connection = self.connect("replies").await?;
@@ -172,7 +168,7 @@ impl Connector {
             lost_replies = self.missed_reply_queue.swap(false, Ordering::Relaxed);
             replies = Some(Replies { connection, channel, consumer });
         }
-        Ok(Session { publishing: Arc::new(publishing), jobs, replies, lost_replies })
+        Ok(Session { publishing: Arc::new(publishing), first_job_channel, replies, lost_replies })
     }
 
     async fn connect(&self, what: &str) -> lapin::Result<Connection> {

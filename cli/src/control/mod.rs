@@ -170,8 +170,8 @@ impl Control {
                 };
                 self.publisher.publish(number, message);
             }
-            let settled = self.publisher.next().await;
-            for (number, outcome) in settled.outcomes {
+            let outcomes = self.publisher.next().await;
+            for (number, outcome) in outcomes.with_context(|| format!("publish to `{CONTROL_EXCHANGE}`"))? {
                 match outcome {
                     PublishOutcome::Confirmed => {}
                     PublishOutcome::Returned => returned.push(number),
@@ -180,9 +180,6 @@ impl Control {
                         bail!("the command is longer than {} bytes", LIMITS.body_bytes)
                     }
                 }
-            }
-            if let Some(error) = settled.lost {
-                return Err(error).with_context(|| format!("publish to `{CONTROL_EXCHANGE}`"));
             }
         }
         Ok(returned)

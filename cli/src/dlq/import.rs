@@ -9,7 +9,7 @@ use futures_util::future::{join_all, select_all};
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
-use vramq_amqp::{PublishOutcome, PublishPipeline, Settled};
+use vramq_amqp::{Outcomes, PublishOutcome, PublishPipeline};
 use vramq_dlq::Stops;
 use vramq_dlq::archive::{Line, Lines};
 use vramq_dlq::dead_letter::{DeadLetter, Fingerprint};
@@ -336,13 +336,14 @@ impl DeadQueue {
 
     fn count(
         &mut self,
-        settled: Settled<Fingerprint>,
+        settled: lapin::Result<Outcomes<Fingerprint>>,
         counts: &mut Counts,
         progress: &Progress,
     ) -> Result<(), Error> {
         let queue = || safe(&self.lock.queue);
         let mut result = Ok(());
-        for (fingerprint, outcome) in settled.outcomes {
+        let outcomes = settled.inspect_err(|_| counts.unknown += self.publisher.forget().len() as u64)?;
+        for (fingerprint, outcome) in outcomes {
             match outcome {
                 PublishOutcome::Confirmed => {
                     counts.published += 1;
@@ -355,9 +356,7 @@ impl DeadQueue {
                 }
             }
         }
-        let Some(error) = settled.lost else { return result };
-        counts.unknown += self.publisher.forget().len() as u64;
-        Err(error.into())
+        result
     }
 }
 

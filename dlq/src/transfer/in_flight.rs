@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use vramq_amqp::{PublishOutcome, Settled};
+use vramq_amqp::{Outcomes, PublishOutcome};
 
 use super::{OnMoved, Outcome};
 use crate::dead_letter::Fingerprint;
@@ -48,13 +48,15 @@ impl<'a> InFlight<'a> {
 
     pub(super) fn settle(
         &mut self,
-        settled: Settled<PendingLetter>,
+        settled: Result<Outcomes<PendingLetter>, Error>,
         outcome: &mut Outcome,
         on_moved: OnMoved<'_>,
     ) -> Result<(), Error> {
         let refused = |error: &str| Err(Error::Refused(error.to_owned()));
+        // An acknowledgement that failed is the error, whatever happened after it.
+        let outcomes = settled.or_else(|error| self.acknowledged().and(Err(error)))?;
         let mut result = Ok(());
-        for (pending, published) in settled.outcomes {
+        for (pending, published) in outcomes {
             let reason = match published {
                 PublishOutcome::Confirmed if pending.results => {
                     self.delivered(pending, outcome, on_moved);
@@ -78,7 +80,6 @@ impl<'a> InFlight<'a> {
             };
             outcome.kept.push((pending.fingerprint, reason.to_owned()));
         }
-        let result = settled.lost.map_or(result, |error| Err(error.into()));
         self.acknowledged().and(result)
     }
 
@@ -97,8 +98,8 @@ impl<'a> InFlight<'a> {
     ) -> Result<(), Error> {
         let mut result = Ok(());
         while !destination.is_empty() {
-            let settled = destination.settled().await?;
-            let is_lost = settled.lost.is_some();
+            let settled = destination.settled().await;
+            let is_lost = settled.is_err();
             // Go on after an error, so that the other letters are acknowledged.
             result = result.and(self.settle(settled, outcome, on_moved));
             if is_lost {

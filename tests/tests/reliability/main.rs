@@ -18,6 +18,7 @@ mod queues;
 mod session;
 mod shutdown;
 mod silence;
+mod silent_job_queues;
 mod silent_queues;
 mod silent_replies;
 mod slow_replies;

@@ -1,0 +1,304 @@
+//! Jobs between [`Client::submit`](crate::Client::submit) and the broker's answer. They survive the loss of a session: unconfirmed jobs are
+//! published again.
+//!
+//! Each routing key that has jobs has a channel. For RabbitMQ registers a channel with a quorum queue before it publishes the channel's first
+//! message there. If the queue has lost its majority, that takes up to 65 s, in which RabbitMQ reads nothing else from the channel. So a queue
+//! that does not answer holds up the jobs for it, and no others.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::future::{pending, poll_fn};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use lapin::types::ShortString;
+use lapin::{Connection, ErrorKind};
+use tokio::time::{Instant, sleep_until};
+use vramq_amqp::{PublishOutcome, PublishPipeline};
+use vramq_schemas::BODY_BYTES_MAX;
+
+use crate::error::PublishError;
+use crate::job_channel::JobChannel;
+use crate::outgoing::Outgoing;
+use crate::registry::Registry;
+use crate::suspects::{Suspects, Turn};
+
+/// With more routing keys at a time, some share a channel. Few brokers allow fewer than 128 channels for each connection.
+const CHANNELS_MAX: usize = 64;
+
+/// AMQP's codes for an exchange that does not exist, for one that this user may not write to, and for more channels than the user may have.
+const NOT_FOUND: u16 = 404;
+const ACCESS_REFUSED: u16 = 403;
+const NOT_ALLOWED: u16 = 530;
+
+/// AMQP's codes with which a broker closes the connection over a frame: malformed or too large, of values or a command that it does not know,
+/// unexpected, and not implemented. Others are about the connection.
+const OVER_A_FRAME: [u16; 5] = [501, 502, 503, 505, 540];
+
+/// The jobs that the broker has not confirmed. Each has a number here.
+#[derive(Debug)]
+pub(crate) struct JobChannels {
+    /// The session's.
+    connection: Option<Arc<Connection>>,
+    channels: Vec<JobChannel>,
+    /// The routing keys that have jobs.
+    keys: HashMap<ShortString, Key>,
+    channels_max: usize,
+    next_number: u64,
+    suspects: Suspects,
+    /// Sessions lost, and attempts to connect failed, since the last confirm.
+    pub(crate) failures: u32,
+}
+
+#[derive(Debug)]
+struct Key {
+    /// The index of its channel.
+    channel: usize,
+    jobs: usize,
+}
+
+impl Default for JobChannels {
+    fn default() -> Self {
+        Self {
+            connection: None,
+            channels: Vec::new(),
+            keys: HashMap::new(),
+            channels_max: CHANNELS_MAX,
+            next_number: 0,
+            suspects: Suspects::default(),
+            failures: 0,
+        }
+    }
+}
+
+impl JobChannels {
+    /// All jobs are published from here on, on channels of this connection. `first` is one of them.
+    pub(crate) fn begin_session(&mut self, connection: Arc<Connection>, first: PublishPipeline<u64>) {
+        self.connection = Some(connection);
+        let earlier = std::mem::replace(&mut self.channels, vec![JobChannel::has_opened(first)]);
+        self.keys.clear();
+        self.suspects.begin_session();
+        let mut jobs = earlier.into_iter().flat_map(|mut channel| channel.take_jobs()).collect::<Vec<_>>();
+        jobs.sort_unstable_by_key(|(number, _)| *number);
+        for (number, outgoing) in jobs {
+            self.add_as(number, outgoing);
+        }
+    }
+
+    /// Lets go of the connection. The jobs stay.
+    pub(crate) fn end_session(&mut self) {
+        self.connection = None;
+        for channel in &mut self.channels {
+            channel.close();
+        }
+    }
+
+    /// Takes a new job.
+    pub(crate) fn add(&mut self, outgoing: Outgoing) {
+        let number = self.next_number;
+        self.next_number += 1;
+        self.add_as(number, outgoing);
+    }
+
+    fn add_as(&mut self, number: u64, outgoing: Outgoing) {
+        let name = outgoing.message.routing_key.clone();
+        let channel = match self.keys.get(&name) {
+            Some(key) => key.channel,
+            None => self.free_channel(),
+        };
+        self.keys.entry(name).or_insert(Key { channel, jobs: 0 }).jobs += 1;
+        self.channels[channel].add(number, outgoing);
+    }
+
+    /// The channel of a key that had no jobs: one without jobs, or a new one, or the one with the fewest.
+    fn free_channel(&mut self) -> usize {
+        if let Some(idle) = self.channels.iter().position(|channel| channel.jobs() == 0) {
+            return idle;
+        }
+        if self.channels.len() < self.channels_max {
+            self.channels.push(JobChannel::default());
+            return self.channels.len() - 1;
+        }
+        (0..self.channels.len()).min_by_key(|at| self.channels[*at].jobs()).unwrap_or(0)
+    }
+
+    /// Publishes what may be published, and gives callers the broker's answers as they come. Waits for the next of these; for ever if there
+    /// is none.
+    ///
+    /// Cancel safety: nothing is lost.
+    ///
+    /// # Errors
+    /// Why a channel was lost.
+    pub(crate) async fn next(&mut self, registry: &Registry) -> lapin::Result<()> {
+        let until = self.publish_waiting(registry);
+        let time_is_over = async {
+            match until {
+                Some(until) => sleep_until(until).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            answered = poll_fn(|context| self.poll(registry, context)) => answered,
+            () = time_is_over => Ok(()),
+        }
+    }
+
+    /// Until when it waits for the answer of a suspect, if it does.
+    fn publish_waiting(&mut self, registry: &Registry) -> Option<Instant> {
+        let connection = self.connection.clone()?;
+        loop {
+            let now = Instant::now();
+            let number = match self.suspects.turn(now) {
+                Turn::Nobody { until } => return Some(until),
+                Turn::Others => break,
+                Turn::Suspect(number) => number,
+            };
+            let Some(at) = self.channel_with(number) else {
+                self.suspects.remove(number);
+                continue;
+            };
+            if !self.channels[at].has_room(&connection) {
+                return None;
+            }
+            if self.publish(at, number, registry) {
+                self.suspects.published(number, now);
+            }
+        }
+        for at in 0..self.channels.len() {
+            while let Some(number) = self.channels[at].first_waiting()
+                && !self.suspects.contains(number)
+                && self.channels[at].has_room(&connection)
+            {
+                self.publish(at, number, registry);
+            }
+        }
+        None
+    }
+
+    /// Publishes a job, unless its caller has given up on it.
+    fn publish(&mut self, at: usize, number: u64, registry: &Registry) -> bool {
+        let Some(outgoing) = self.channels[at].get(number) else { return false };
+        let is_in_flight = registry.mark_sent(&outgoing.id, outgoing.registration);
+        if is_in_flight {
+            self.channels[at].publish(number);
+        } else {
+            // Or the job was answered, so it was published.
+            self.finish(at, number, |_| Ok(()));
+        }
+        is_in_flight
+    }
+
+    fn poll(&mut self, registry: &Registry, context: &mut Context<'_>) -> Poll<lapin::Result<()>> {
+        let mut has_news = false;
+        for at in 0..self.channels.len() {
+            let Poll::Ready(outcomes) = self.channels[at].poll(context) else { continue };
+            has_news = true;
+            let outcomes = outcomes.inspect_err(|error| self.note_loss(error, Some(at)))?;
+            for (number, outcome) in outcomes {
+                self.failures = 0;
+                self.finish(at, number, |outgoing| {
+                    if outcome == PublishOutcome::Confirmed {
+                        registry.mark_confirmed(&outgoing.id, outgoing.registration);
+                    }
+                    answer(outgoing, outcome)
+                });
+            }
+        }
+        if has_news { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    /// Notes why the connection is lost.
+    pub(crate) fn connection_lost(&mut self, error: &lapin::Error) {
+        self.note_loss(error, None);
+    }
+
+    /// Fails every job. The channels stay open, so that what was sent arrives before the connection is closed.
+    pub(crate) fn fail(&mut self, error: &PublishError) {
+        self.keys.clear();
+        for (_, outgoing) in self.channels.iter_mut().flat_map(JobChannel::take_jobs) {
+            outgoing.finish(Err(error.clone()));
+        }
+    }
+
+    /// A channel is lost, or the connection if it is `None`.
+    fn note_loss(&mut self, error: &lapin::Error, channel: Option<usize>) {
+        let (code, text) = match error.kind() {
+            ErrorKind::ProtocolError(error) => (error.get_id(), error.get_message().to_string()),
+            ErrorKind::ChannelsLimitReached => (NOT_ALLOWED, String::new()),
+            _ => return,
+        };
+        if code == NOT_ALLOWED && self.channels.iter().any(JobChannel::is_opening) {
+            self.channels_max = self.channels.iter().filter(|channel| channel.is_open()).count().max(1);
+        }
+        let in_flight = match channel {
+            Some(at) if error.is_amqp_soft_error() => self.channels[at].unconfirmed(),
+            _ if OVER_A_FRAME.contains(&code) => self.all_in_flight(Instant::now()),
+            _ => return,
+        };
+        self.blame(code, &text, &in_flight);
+    }
+
+    /// The jobs over which the broker may have closed the connection.
+    fn all_in_flight(&self, now: Instant) -> Vec<u64> {
+        match self.suspects.alone(now) {
+            Some(suspect) => vec![suspect],
+            None => self.channels.iter().flat_map(JobChannel::unconfirmed).collect(),
+        }
+    }
+
+    /// The broker has closed a channel or the connection over one of these jobs.
+    fn blame(&mut self, code: u16, text: &str, in_flight: &[u64]) {
+        // These two concern the exchange, and so every job.
+        let all = matches!(code, NOT_FOUND | ACCESS_REFUSED);
+        for number in in_flight {
+            let Some(at) = self.channel_with(*number) else { continue };
+            if all || in_flight.len() == 1 {
+                self.finish(at, *number, |outgoing| {
+                    Err(match code {
+                        NOT_FOUND => unroutable(outgoing.model(), text),
+                        _ => PublishError::Refused { code, text: text.to_owned() },
+                    })
+                });
+            } else if let Some(outgoing) = self.channels[at].get(*number) {
+                self.suspects.add(*number, outgoing.message.routing_key.clone());
+            }
+        }
+    }
+
+    fn channel_with(&self, number: u64) -> Option<usize> {
+        self.channels.iter().position(|channel| channel.get(number).is_some())
+    }
+
+    /// Tells the caller of a job how publishing it ended.
+    fn finish(&mut self, at: usize, number: u64, end: impl FnOnce(&Outgoing) -> Result<(), PublishError>) {
+        let Some(outgoing) = self.channels[at].remove(number) else { return };
+        self.suspects.remove(number);
+        if let Entry::Occupied(mut key) = self.keys.entry(outgoing.message.routing_key.clone()) {
+            key.get_mut().jobs -= 1;
+            if key.get().jobs == 0 {
+                key.remove();
+            }
+        }
+        let end = end(&outgoing);
+        outgoing.finish(end);
+    }
+}
+
+fn answer(outgoing: &Outgoing, outcome: PublishOutcome) -> Result<(), PublishError> {
+    match outcome {
+        PublishOutcome::Confirmed => Ok(()),
+        PublishOutcome::Refused => Err(PublishError::QueueFull { model: outgoing.model() }),
+        PublishOutcome::Returned => Err(unroutable(outgoing.model(), "312 NO_ROUTE")),
+        PublishOutcome::TooLarge => {
+            Err(PublishError::TooLarge { bytes: outgoing.message.body.len(), cap: BODY_BYTES_MAX })
+        }
+    }
+}
+
+fn unroutable(model: String, broker_says: &str) -> PublishError {
+    PublishError::Unroutable { model, broker_says: broker_says.to_owned() }
+}
+
+#[cfg(test)]
+#[path = "job_channels_tests.rs"]
+mod tests;
