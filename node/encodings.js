@@ -18,10 +18,24 @@ export const json = {
   },
 }
 
-// What JSON.stringify writes as {}, whatever is in it.
+// What JSON.stringify writes as {}, or with other fields, whatever is in it.
 const EMPTIED = [
   types.isMap, types.isSet, types.isWeakMap, types.isWeakSet, types.isAnyArrayBuffer, types.isRegExp, types.isNativeError, types.isPromise,
+  // Headers, Blob, URLSearchParams, a Proxy of a Map: they keep what is in them elsewhere than in fields.
+  (value) => typeof value === 'object' && value !== null && !hasPlainPrototype(value) && Object.keys(value).length === 0,
 ]
+
+// Whether a value is an array, or an object without a class: the prototypes of plain objects, of any realm, and of dictionaries have no
+// prototype of their own.
+function hasPlainPrototype(value) {
+  const prototype = Object.getPrototypeOf(value)
+  return Array.isArray(value) || prototype === null || Object.getPrototypeOf(prototype) === null
+}
+
+// The name of an object's class, for messages.
+export function classOf(value) {
+  return (typeof value.constructor === 'function' && value.constructor.name) || 'object'
+}
 
 // Throws for what JSON.stringify, which calls this for each value after the value's own toJSON, writes as something else or leaves out.
 // Fields that are undefined are as good as absent. Half a surrogate pair it writes as an escape, which workers refuse.
@@ -34,8 +48,8 @@ function refuseLosses(key, converted) {
   if (typeof value === 'string' && !isWellFormed(value)) {
     throw new Error(`${place} is ${JSON.stringify(value.slice(0, 40))}, which is no Unicode: half a surrogate pair`)
   }
-  if (ArrayBuffer.isView(given)) throw new Error(`${place} is of the type ${given.constructor?.name}, and JSON has no bytes: make it base64 or an array`)
-  if (EMPTIED.some((is) => is(value))) throw new Error(`${place} is of the type ${value.constructor?.name}, which JSON does not have`)
+  if (ArrayBuffer.isView(given)) throw new Error(`${place} is of the type ${classOf(given)}, and JSON has no bytes: make it base64 or an array`)
+  if (EMPTIED.some((is) => is(value))) throw new Error(`${place} is of the type ${classOf(value)}, and JSON has nothing of what is in it`)
   const isLost = typeof value === 'number' ? !Number.isFinite(value) : ['function', 'symbol'].includes(typeof value)
   // A Date that is none is null in JSON.
   if (isLost || (types.isDate(given) && value === null)) throw new Error(`${place} is ${String(isLost ? value : given).slice(0, 40)}`)

@@ -1,7 +1,7 @@
 // Bodies of jobs and replies, and the assembly of a job's parts. No I/O; docs/wire.md of the project has the contract.
 
 import { Buffer } from 'node:buffer'
-import { isWellFormed, json } from './encodings.js'
+import { classOf, isWellFormed, json } from './encodings.js'
 import { InvalidJob } from './errors.js'
 
 export const JOBS_EXCHANGE = 'vramq.jobs'
@@ -35,7 +35,7 @@ export function encodeJob(model, inputs, params, encoding = json) {
   if (inputs.length > ITEMS_MAX) throw new InvalidJob(`the job has ${inputs.length} inputs, at most ${ITEMS_MAX} are allowed`)
   // JSON has nothing of what is in a Map or a Set.
   if (params !== undefined && params !== null && (typeof params !== 'object' || Symbol.iterator in params)) {
-    throw new InvalidJob('params has to be an object')
+    throw new InvalidJob(`params is of the type ${typeof params === 'object' ? classOf(params) : typeof params}, and has to be a plain object`)
   }
   const list = inputs.map((input, at) => withForm(`inputs[${at}]`, encoding, () => encodeInput(input, at, encoding)))
   const values = params && withForm('params', encoding, () => encoding.value(params))
@@ -57,7 +57,8 @@ function encodeInput(input, at, encoding) {
     return { json: encoding.value(input.json) }
   }
   const isHalf = [input, input?.uri].some((text) => typeof text === 'string' && !isWellFormed(text))
-  const why = isHalf ? 'it has half a surrogate pair, which is no Unicode; ' : ''
+  const what = typeof input === 'object' && input !== null ? `it is of the type ${classOf(input)}; ` : ''
+  const why = isHalf ? 'it has half a surrogate pair, which is no Unicode; ' : what
   throw new InvalidJob(`inputs[${at}]: ${why}an input is a string of Unicode, a Uint8Array, { uri } or { json }`)
 }
 

@@ -16,7 +16,7 @@ use crate::text::safe;
 /// headers.
 const LINE_BYTES_MAX: u64 = 700 * 1024 * 1024;
 
-/// Of a longer line so much is read before anything else: what begins no dead letter is not read to its end.
+/// Of a longer line so much is read before anything else: what begins no dead letter is not read to its end, zeros excepted.
 const START_BYTES: u64 = 64 * 1024;
 
 /// A name for a new archive: the time, and a suffix for archives that begin in the same second.
@@ -89,7 +89,8 @@ impl std::fmt::Debug for Lines {
 #[derive(Debug)]
 pub enum Line {
     DeadLetter(Box<DeadLetter>),
-    /// The incomplete last line of a file whose writer was killed. Its dead letter is still in the queue.
+    /// The incomplete last line of a file whose writer was killed, or whose machine lost power: a file system may then end the file in
+    /// zeros. What was to be written there is still in the queue.
     Torn,
     End,
 }
@@ -140,6 +141,9 @@ impl Lines {
         self.read_up_to(START_BYTES.min(self.line_bytes_max + 1), &mut bytes)?;
         let start = bytes.trim_ascii_start();
         if bytes.len() as u64 == START_BYTES && !bytes.ends_with(b"\n") && !start.starts_with(b"{") {
+            if bytes.iter().all(|byte| *byte == 0) && self.ends_in_zeros()? {
+                return Ok(bytes);
+            }
             let problem =
                 format!("it begins no dead letter, which is a JSON object, in its first {START_BYTES} bytes");
             return Err(self.fault(&problem));
@@ -152,6 +156,23 @@ impl Lines {
         Ok(bytes)
     }
 
+    /// Whether only zeros follow until the end, and no more of them than a line may have bytes. Reads them.
+    fn ends_in_zeros(&mut self) -> Result<bool, Error> {
+        let mut left = self.line_bytes_max;
+        loop {
+            let block = self.input.fill_buf().map_err(|error| unreadable(&self.name, &error))?;
+            let bytes = block.len();
+            if bytes == 0 {
+                return Ok(true);
+            }
+            left = match left.checked_sub(bytes as u64) {
+                Some(left) if block.iter().all(|byte| *byte == 0) => left,
+                _ => return Ok(false),
+            };
+            self.input.consume(bytes);
+        }
+    }
+
     /// Reads on until the line has so many bytes, or has ended.
     fn read_up_to(&mut self, most: u64, bytes: &mut Vec<u8>) -> Result<(), Error> {
         if bytes.ends_with(b"\n") {
@@ -159,12 +180,16 @@ impl Lines {
         }
         let more = most.saturating_sub(bytes.len() as u64);
         let read = self.input.by_ref().take(more).read_until(b'\n', bytes);
-        read.map(drop).map_err(|error| Error::Usage(format!("read {}: {error}", self.name)))
+        read.map(drop).map_err(|error| unreadable(&self.name, &error))
     }
 
     fn fault(&self, problem: &str) -> Error {
         Error::Usage(format!("{}, line {}: {}", self.name, self.line, safe(problem)))
     }
+}
+
+fn unreadable(name: &str, error: &std::io::Error) -> Error {
+    Error::Usage(format!("read {name}: {error}"))
 }
 
 #[cfg(test)]
@@ -173,13 +198,14 @@ mod tests {
     use crate::dead_letter::tests::written;
     use vramq_schemas::Reason;
 
+    /// The letters of a file, and whether its end is torn.
     fn read(path: &Path) -> Result<(Vec<DeadLetter>, bool), Error> {
-        let (mut lines, mut letters) = (Lines::open(path)?, Vec::new());
+        let (mut lines, mut letters, mut is_torn) = (Lines::open(path)?, Vec::new(), false);
         loop {
             match lines.next_line()? {
                 Line::DeadLetter(letter) => letters.push(*letter),
-                Line::Torn => return Ok((letters, true)),
-                Line::End => return Ok((letters, false)),
+                Line::Torn => is_torn = true,
+                Line::End => return Ok((letters, is_torn)),
             }
         }
     }
@@ -202,6 +228,31 @@ mod tests {
         // Only the line end is missing: it is complete.
         std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
         assert_eq!(read(&path).unwrap(), (letters.to_vec(), false));
+    }
+
+    #[test]
+    fn zeros_at_the_end_are_an_end_that_is_torn() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.jsonl");
+        let letter = written("a", Reason::Malformed, |_| {});
+        let line = record::write(&letter).unwrap();
+        // After a whole line, within one, and where only its end is missing.
+        for (text, whole) in [(format!("{line}\n"), 1), (format!("{line}\n{}", &line[..20]), 1), (line, 0)] {
+            for zeros in [1, 4096, START_BYTES as usize, 300_000] {
+                let bytes = [text.as_bytes(), vec![0_u8; zeros].as_slice()].concat();
+                std::fs::write(&path, &bytes).unwrap();
+                let expected = vec![letter.clone(); whole];
+                assert_eq!(
+                    read(&path).unwrap(),
+                    (expected, true),
+                    "{zeros} zeros after {} bytes",
+                    text.len()
+                );
+                // Zeros in the middle are a fault.
+                std::fs::write(&path, [&bytes[..], text.as_bytes(), b"\n"].concat()).unwrap();
+                assert!(matches!(read(&path), Err(Error::Usage(_))), "{zeros} zeros");
+            }
+        }
     }
 
     #[test]
@@ -230,11 +281,14 @@ mod tests {
         assert_eq!(refused(two(), bytes).0, None);
         assert!(refused(two(), bytes - 1).0.unwrap().contains("line 1: it has more than"));
         // What begins no letter is refused at once: the limit is not reached.
-        let (error, mut lines) = refused(Box::new(std::io::repeat(0).take(LINE_BYTES_MAX)), LINE_BYTES_MAX);
+        let (error, mut lines) =
+            refused(Box::new(std::io::repeat(b'x').take(LINE_BYTES_MAX)), LINE_BYTES_MAX);
         let said = "pipe, line 1: it begins no dead letter, which is a JSON object, in its first 65536 bytes";
         assert_eq!(error.unwrap(), said);
         let left = std::io::copy(&mut lines.input, &mut std::io::sink()).unwrap();
         assert_eq!(left, LINE_BYTES_MAX - START_BYTES);
+        // Zeros without end are, too.
+        assert_eq!(refused(Box::new(std::io::repeat(0)), 1_000_000).0.unwrap(), said);
     }
 
     #[test]

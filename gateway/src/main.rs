@@ -30,7 +30,7 @@ use vramq_gateway::outputs::OutputStore;
 use vramq_gateway::routes::router;
 use vramq_gateway::server::Server;
 use vramq_producer::{Client, ConnectError};
-use vramq_program::{close_log, start_log};
+use vramq_program::{close_log, start_log, write_output};
 use vramq_spans::Spans;
 
 /// In the static programs of a release, because musl's own allocator takes one lock for all threads.
@@ -77,12 +77,12 @@ fn main() -> ExitCode {
         Command::NewKey { name } => new_key(&name),
         Command::Completions(completions) => completions.write::<Cli>().map(|()| Exit::Drained),
         Command::Man(manual) => manual.write::<Cli>().map(|()| Exit::Drained),
-        Command::CheckConfig(options) => prepare(&options).map(|config| {
-            println!(
-                "the configuration is right: listening on {}, broker {}",
+        Command::CheckConfig(options) => prepare(&options).and_then(|config| {
+            write_output(&format!(
+                "the configuration is right: listening on {}, broker {}\n",
                 config.http.listen, config.broker.address
-            );
-            Exit::Drained
+            ))?;
+            Ok(Exit::Drained)
         }),
         Command::Run(options) => prepare(&options).and_then(|config| {
             let runtime = tokio::runtime::Builder::new_multi_thread()

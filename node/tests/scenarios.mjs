@@ -208,7 +208,7 @@ const scenarios = {
     assert.ok(failed instanceof vramq.JobFailed && failed.reason === 'invalid-input' && failed.message.includes('unknown'), `${failed}`)
     const itself = {}
     itself.itself = itself
-    const none = [{ json: 1n }, { json: NaN }, { json: itself }, { json: '\ud800' }, { json: { '\udc00': 1 } }, { json: () => {} }, '\ud800', 1]
+    const none = [{ json: 1n }, { json: NaN }, { json: itself }, { json: '\ud800' }, { json: { '\udc00': 1 } }, { json: () => {} }, { json: [new Headers()] }, '\ud800', 1]
     for (const wrong of [...none.map((input) => [input]), ['x'.repeat(16 << 20)]]) {
       await assert.rejects(client.run(MODEL, wrong), vramq.InvalidJob)
     }
@@ -343,10 +343,26 @@ const scenarios = {
       }
     }
     for (const value of lossy) none.push({ json: value })
+    // Their content is not in fields.
+    class Hidden { #n = 1 }
+    const emptied = {
+      Headers: new Headers([['a', 'b']]), Blob: new Blob(['a']), Response: new Response('a'), URLSearchParams: new URLSearchParams('a=b'), Set: new Set([1]),
+      Map: new Proxy(new Map([['a', 1]]), {}), Hidden: new Hidden(), Object: Object.create({ a: 1 }),
+    }
+    for (const [name, value] of Object.entries(emptied)) {
+      const refused = [
+        [[{ json: { x: value } }], undefined, 'inputs[0] has no form in application/json: "x"'], [['a', { json: value }], undefined, 'inputs[1] has no form in application/json: it'],
+        [[value], undefined, 'inputs[0]: it'], [['a'], { x: [{ y: value }] }, 'params has no form in application/json: "y"'], [['a'], value, 'params'],
+      ]
+      for (const [inputs, params, place] of refused) {
+        const error = await client.run(MODEL, inputs, { params }).catch((error) => error)
+        assert.ok(error instanceof vramq.InvalidJob && error.message.startsWith(place) && error.message.includes(` is of the type ${name}`), `${error}`)
+      }
+    }
     class Counted { n = 1 }
-    const lossless = { a: new Date(0), b: new Number(1), c: new String('x'), d: new Counted(), e: { toJSON: () => [1] }, f: undefined, g: new URL('http://a/') }
+    const lossless = { a: new Date(0), b: new Number(1), c: new String('x'), d: new Counted(), e: { toJSON: () => [1] }, f: undefined, g: new URL('http://a/'), h: Object.create(null) }
     const [written] = (await client.run(MODEL, [{ json: lossless }])).outputs
-    assert.deepEqual(JSON.parse(written.bytes.toString()), { a: '1970-01-01T00:00:00.000Z', b: 1, c: 'x', d: { n: 1 }, e: [1], g: 'http://a/' })
+    assert.deepEqual(JSON.parse(written.bytes.toString()), { a: '1970-01-01T00:00:00.000Z', b: 1, c: 'x', d: { n: 1 }, e: [1], g: 'http://a/', h: {} })
     await assert.rejects(client.run(MODEL, ['a'], { key: '~bulk.x' }), /^InvalidJob: key is "~bulk\.x"/)
     for (const wrong of [[], ['x'.repeat(16 << 20)], new Array(65_537).fill('x'), [1], [null], ['\ud800'], ...none.map((input) => [input])]) {
       await assert.rejects(client.run(MODEL, wrong), vramq.InvalidJob)

@@ -1,6 +1,6 @@
 //! What all programs share of their command lines and configurations: `completions` writes shell completions, `man` writes manual pages,
 //! `options` has the flags of programs with a configuration file, `files` reads the files that it names, `values` says what is wrong with them,
-//! `logs` writes the log, and `panics` makes panics lines of it.
+//! `print` prints, `logs` writes the log, and `panics` makes panics lines of it.
 
 // Nothing that a message, a peer or a device does may panic.
 #![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
@@ -11,6 +11,7 @@ mod files;
 mod logs;
 mod options;
 mod panics;
+mod print;
 mod values;
 
 use std::io::{self, Write};
@@ -22,6 +23,7 @@ use clap_complete::Shell;
 pub use files::{no_folder, no_folder_to_write, read_lasting_text, read_text};
 pub use logs::{Logs, LogsError, close_log, dropped_log_lines, start_log};
 pub use options::{BrokerOptions, LogFormat, log_filter, variables};
+pub use print::{write_error_line, write_output};
 pub use values::{line_at, shown, shown_number, toml_fault};
 
 /// Write the completions of a shell to standard output.
@@ -65,10 +67,7 @@ impl Completions {
         // Into memory first: clap_complete panics where it cannot write.
         let mut text = Vec::new();
         clap_complete::generate(self.shell, &mut command, name, &mut text);
-        match output.write_all(&text).and_then(|()| output.flush()) {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            result => result,
-        }
+        print::write_all(output, &text)
     }
 }
 

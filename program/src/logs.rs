@@ -1,6 +1,7 @@
 //! The log of a program on standard error. A thread of its own writes the lines, so that a reader that stands still stops nothing else.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -32,6 +33,12 @@ const LAST_LINES_MAX: Duration = Duration::from_millis(1100);
 
 /// The log of this process. As a process has one standard error and one subscriber of events, it has one of these.
 static LOG: Mutex<Option<OpenLog>> = Mutex::new(None);
+
+thread_local! {
+    /// Where lines of this thread go that it writes itself. Only the log's thread has such lines: queued, its last one would never be
+    /// written.
+    static OWN_LINES: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
+}
 
 #[derive(Debug)]
 struct OpenLog {
@@ -176,7 +183,7 @@ struct Lines {
 impl Write for Lines {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         let line = written(event, self.gpu, self.format);
-        if self.queued.takes(&line) {
+        if !is_own(&line) && self.queued.takes(&line) {
             self.queue.write_all(&line)?;
         }
         Ok(event.len())
@@ -212,16 +219,43 @@ impl<W: Write> Write for Output<W> {
         written.map(|()| event.len())
     }
 
-    /// The thread flushes when no line waits any more: only then is there surely room for a line about those that were dropped.
+    /// The thread flushes when no line waits any more, and when the log ends. Then it writes how many lines were dropped before.
     fn flush(&mut self) -> io::Result<()> {
         let dropped = self.queued.dropped.load(Ordering::Relaxed);
         if dropped > self.dropped_reported {
             let lines = dropped - self.dropped_reported;
+            let report = own_lines(|| {
+                tracing::warn!(
+                    lines,
+                    "lines of the log were dropped: standard error was not read fast enough"
+                );
+            });
             self.dropped_reported = dropped;
-            tracing::warn!(lines, "lines of the log were dropped: standard error was not read fast enough");
+            // An `Err`: nobody reads it any more. Returned, it would keep the thread from ending.
+            let _ = self.to.write_all(&report);
         }
         self.to.flush()
     }
+}
+
+/// The lines that `log` logs in this thread, in the log's format; they are not queued.
+fn own_lines(log: impl FnOnce()) -> Vec<u8> {
+    OWN_LINES.set(Some(Vec::new()));
+    log();
+    OWN_LINES.take().unwrap_or_default()
+}
+
+/// Whether a line is one of those that [`own_lines`] returns. Takes it if so.
+fn is_own(line: &[u8]) -> bool {
+    // An `Err`: the thread is ending.
+    let is_own = OWN_LINES.try_with(|own| match &mut *own.borrow_mut() {
+        Some(lines) => {
+            lines.extend_from_slice(line);
+            true
+        }
+        None => false,
+    });
+    is_own.unwrap_or(false)
 }
 
 /// An event as it is written.
@@ -276,6 +310,26 @@ mod tests {
             queued.written(line);
             assert!(queued.takes(line));
         }
+    }
+
+    #[test]
+    fn the_last_line_says_how_many_were_dropped() {
+        let queued = Arc::new(QueuedLines::default());
+        queued.dropped.store(7, Ordering::Relaxed);
+        // The log's thread has ended: a line that is queued now is never written.
+        let (queue, thread) = NonBlocking::new(io::sink());
+        drop(thread);
+        let format = LogFormat::Json;
+        let lines = Lines { queue, queued: Arc::clone(&queued), gpu: Some(1), format };
+        let log = tracing_subscriber::fmt().json().flatten_event(true).with_writer(lines).finish();
+        let mut output = Output { to: Vec::<u8>::new(), queued, dropped_reported: 2 };
+        tracing::subscriber::with_default(log, || output.flush().unwrap());
+        let written = String::from_utf8(output.to.clone()).unwrap();
+        assert!(written.starts_with("{\"gpu\":\"cuda:1\",") && written.contains("\"lines\":5"), "{written}");
+        assert!(written.ends_with("}\n") && written.lines().count() == 1, "{written}");
+        // Each is reported once.
+        output.flush().unwrap();
+        assert_eq!(output.to, written.into_bytes());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 #![warn(unreachable_pub)]
 
 pub mod address;
+mod body;
 pub mod cloud;
 pub mod download;
 pub mod folder;

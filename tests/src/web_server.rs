@@ -12,6 +12,9 @@ use tokio::sync::watch;
 /// What every object has, unless its path says otherwise.
 pub const BODY: &[u8] = b"what the server has\0\xff";
 
+/// `test`, as gzip compresses it: by `printf test | gzip -n`.
+const GZIP: &[u8] = b"\x1f\x8b\x08\0\0\0\0\0\x02\x03\x2b\x49\x2d\x2e\x01\0\x0c\x7e\x7f\xd8\x04\0\0\0";
+
 /// The SHA-256 of `test`, which tests put into stores: by `printf test | sha256sum`.
 pub const SHA256_OF_TEST: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
 
@@ -79,6 +82,8 @@ async fn accept(listener: TcpListener, asked: Asked, speaks: watch::Receiver<boo
 /// | `missing` | 404 |
 /// | `refused` | 403 |
 /// | `redirect` | 302, to `/a/behind` |
+/// | `gzip` | compressed, whatever the client asked for |
+/// | `hinted` | 103, and then the object |
 /// | `large` | 2 MiB, as its length says |
 /// | `endless` | bytes until the client has enough |
 /// | `cut` | less than its length says, at first; then all of it |
@@ -116,6 +121,14 @@ async fn answer(stream: TcpStream, asked: &Asked, mut speaks: watch::Receiver<bo
         "missing" => (head("404 Not Found", "Content-Length: 0\r\n"), &b""[..]),
         "refused" => (head("403 Forbidden", "Content-Length: 0\r\n"), &b""[..]),
         "redirect" => (head("302 Found", "Location: /a/behind\r\nContent-Length: 0\r\n"), &b""[..]),
+        "gzip" => {
+            let more = format!("Content-Encoding: gzip\r\nContent-Length: {}\r\n", GZIP.len());
+            (head("200 OK", &more), GZIP)
+        }
+        "hinted" => {
+            let hint = "HTTP/1.1 103 Early Hints\r\nLink: </style.css>; rel=preload\r\n\r\n";
+            (hint.to_owned() + &of_length(BODY.len()), BODY)
+        }
         "large" => (of_length(2 << 20), &b""[..]),
         "endless" => (head("200 OK", ""), &b""[..]),
         "cut" if is_first => (of_length(BODY.len()), &BODY[..5]),

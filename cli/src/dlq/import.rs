@@ -53,6 +53,7 @@ struct Counts {
     published: u64,
     there: u64,
     other_models: u64,
+    /// Files whose end is missing.
     torn: u64,
     cannot_publish: u64,
     /// Published, but the broker did not answer.
@@ -95,14 +96,14 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
         }),
     )?;
     progress.finish("restored");
-    for (count, what) in [
-        (there, "in the queue already, left out"),
-        (other_models, "of other models, left out"),
-        (torn, "cut off at the end of a file; it was not removed from its queue"),
-        (unknown, unknown_text(args.duplicates)),
+    for (count, unit, what) in [
+        (there, "dead letter", "in the queue already, left out"),
+        (other_models, "dead letter", "of other models, left out"),
+        (torn, "file", "cut off at the end; what is missing there was not removed from its queue"),
+        (unknown, "dead letter", unknown_text(args.duplicates)),
     ] {
         if count > 0 {
-            eprintln!("{} {what}", counted(count, "dead letter"));
+            eprintln!("{} {what}", counted(count, unit));
         }
     }
     ended?;

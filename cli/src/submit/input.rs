@@ -1,21 +1,16 @@
-//! Reads texts or JSON values from arguments, standard input and files, as they are needed, and groups them into jobs.
+//! Reads texts or JSON values from arguments, standard input and files, as they are needed.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, IsTerminal as _, Read as _};
 use std::path::Path;
 
 use serde_json::Value;
-use tokio::sync::mpsc;
 use vramq_schemas::{BODY_BYTES_MAX, Input, JsonText};
 
-/// A job is closed when its texts reach this many bytes, whatever their number.
-const JOB_BYTES: usize = BODY_BYTES_MAX / 16;
+use crate::exit;
 
 /// The longest line, in bytes. A job with this line and the lines before it fits a body, even if JSON takes six bytes for each byte.
 const LINE_BYTES_MAX: usize = BODY_BYTES_MAX / 16;
-
-/// Jobs read ahead of those in flight.
-const READ_AHEAD: usize = 8;
 
 /// One item.
 #[derive(Debug, PartialEq)]
@@ -46,13 +41,6 @@ impl Item {
     }
 }
 
-/// The items of one job, and where in the input they stand.
-#[derive(Debug)]
-pub(super) struct Chunk {
-    pub(super) first: usize,
-    pub(super) items: Vec<Item>,
-}
-
 /// Why the input cannot be read, and where.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum InputError {
@@ -62,6 +50,19 @@ pub(super) enum InputError {
     Argument { argument: usize, problem: String },
     #[error("{name}, line {line}: {problem}")]
     Line { name: String, line: usize, problem: String },
+    /// The thread that reads has ended before the input has.
+    #[error("reading the input ended early, by a fault of this program: please report it")]
+    EndedEarly,
+}
+
+impl InputError {
+    /// The exit code of the command.
+    pub(super) fn code(&self) -> u8 {
+        match self {
+            Self::Io { .. } | Self::Argument { .. } | Self::Line { .. } => exit::USAGE,
+            Self::EndedEarly => exit::FAILED,
+        }
+    }
 }
 
 /// What the input has.
@@ -142,46 +143,6 @@ impl Source {
             Self::Arguments { left, .. } => Some(left.len() as u64),
             Self::Lines(_) => file.and_then(count_lines),
         }
-    }
-
-    /// Reads on a thread of its own, at most a few jobs ahead of the receiver; a fault ends the input.
-    pub(super) fn chunks(self, job_items: usize) -> mpsc::Receiver<Result<Chunk, InputError>> {
-        let (sender, receiver) = mpsc::channel(READ_AHEAD);
-        // A thread of its own, because a read from a terminal may never return.
-        std::thread::spawn(move || {
-            let mut chunk = Chunk { first: 0, items: Vec::new() };
-            let mut bytes = 0;
-            for item in self {
-                let fault = match item {
-                    Ok(item) => {
-                        bytes += item.text().len();
-                        chunk.items.push(item);
-                        None
-                    }
-                    Err(fault) => Some(fault),
-                };
-                if chunk.items.len() == job_items || bytes >= JOB_BYTES || fault.is_some() {
-                    bytes = 0;
-                    let next = Chunk {
-                        first: chunk.first + chunk.items.len(),
-                        items: Vec::with_capacity(job_items.min(1024)),
-                    };
-                    let full = std::mem::replace(&mut chunk, next);
-                    if !full.items.is_empty() && sender.blocking_send(Ok(full)).is_err() {
-                        return;
-                    }
-                }
-                if let Some(fault) = fault {
-                    // An `Err`: the command is ending.
-                    let _ = sender.blocking_send(Err(fault));
-                    return;
-                }
-            }
-            if !chunk.items.is_empty() {
-                let _ = sender.blocking_send(Ok(chunk));
-            }
-        });
-        receiver
     }
 }
 
@@ -350,20 +311,5 @@ mod tests {
         let long = "x".repeat(LINE_BYTES_MAX + 1);
         assert!(read(long.as_bytes(), None).is_err());
         assert_eq!(texts(&long.as_bytes()[1..], None).len(), 1);
-    }
-
-    #[test]
-    fn chunks_by_number_and_by_bytes() {
-        let big = "x".repeat(JOB_BYTES);
-        let mut texts = vec!["a".to_owned(); 5];
-        texts.extend([big.clone(), big, "b".to_owned()]);
-        let left = texts.into_iter().enumerate();
-        let mut chunks = Source::Arguments { left, is_json: false }.chunks(3);
-        let mut seen = Vec::new();
-        while let Some(chunk) = chunks.blocking_recv() {
-            let chunk = chunk.unwrap();
-            seen.push((chunk.first, chunk.items.len()));
-        }
-        assert_eq!(seen, [(0, 3), (3, 3), (6, 1), (7, 1)]);
     }
 }

@@ -9,7 +9,7 @@ use vramq_producer::{
 };
 use vramq_schemas::topology::check_model_name;
 
-use super::input::Chunk;
+use super::chunks::Chunk;
 use super::{Args, Dtype};
 use crate::exit;
 use crate::output::progress::Progress;

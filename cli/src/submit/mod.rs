@@ -1,5 +1,6 @@
 //! `vramq submit`: publishes jobs with texts or JSON values, and writes their results.
 
+mod chunks;
 mod input;
 mod interrupt;
 mod job;
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use futures_util::{StreamExt as _, stream};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 use vramq_producer::{Client, ConnectError, Encoding};
 use vramq_schemas::ITEMS_MAX;
 
@@ -23,7 +24,8 @@ use crate::output::text::{counted, safe};
 use crate::output::write_line;
 use crate::signals::{Signals, end_if_stuck};
 use crate::{duration, exit};
-use input::{Chunk, InputError, Kind, Source};
+use chunks::{Chunk, Chunks};
+use input::{InputError, Kind, Source};
 use interrupt::Interrupt;
 use job::{Failure, JobResult, JobTemplate};
 use output::Results;
@@ -166,12 +168,15 @@ pub(crate) async fn run(mut args: Args) -> u8 {
         Err(error) => return usage(&error.to_string()),
     };
     let total = source.total(args.file.as_deref());
-    let mut chunks = source.chunks(args.job_items as usize);
+    let mut chunks = Chunks::of(source, args.job_items as usize);
     // Before connecting: an empty input needs no broker.
-    let first = match chunks.recv().await {
-        Some(Ok(first)) => first,
-        Some(Err(error)) => return usage(&error.to_string()),
-        None => return usage("the input is empty"),
+    let first = match chunks.next().await {
+        Ok(Some(first)) => first,
+        Ok(None) => return usage("the input is empty"),
+        Err(fault) => {
+            eprintln!("error: {fault}");
+            return fault.code();
+        }
     };
     let mut options = args.broker.options("submit");
     options.anonymous = args.anonymous;
@@ -241,7 +246,7 @@ async fn work(
     client: &Client,
     template: &JobTemplate,
     first: Chunk,
-    chunks: mpsc::Receiver<Result<Chunk, InputError>>,
+    chunks: Chunks,
     mut results: Results,
     progress: &Progress,
     mut signals: Signals,
@@ -250,16 +255,16 @@ async fn work(
     let input_fault = Cell::new(None);
     let chunks = stream::unfold((Some(first), chunks), |(first, mut chunks)| async {
         let next = match first {
-            Some(first) => Some(Ok(first)),
+            Some(first) => Ok(Some(first)),
             // The next line of a pipe may come late, or never.
             None => tokio::select! {
                 biased;
-                () = stop.notified() => None,
-                next = chunks.recv() => next,
+                () = stop.notified() => Ok(None),
+                next = chunks.next() => next,
             },
         };
-        match next? {
-            Ok(chunk) => Some((chunk, (None, chunks))),
+        match next {
+            Ok(chunk) => Some((chunk?, (None, chunks))),
             Err(fault) => {
                 input_fault.set(Some(fault));
                 None
@@ -355,7 +360,7 @@ impl Totals {
             progress.clear();
             eprintln!("error: {fault}");
             eprintln!("stopped: {} items before it are {what}", progress.done());
-            return end_early(results, exit::USAGE);
+            return end_early(results, fault.code());
         }
         if let Err(error) = results.finish() {
             progress.clear();

@@ -72,3 +72,13 @@ fn a_pipe_that_nobody_writes_to_is_a_fault_and_not_waited_for() {
     let text = String::from_utf8(keys.stderr).unwrap();
     assert!(text.contains(&format!("http.keys: is {}, which is no regular file", pipe.display())), "{text}");
 }
+
+/// As with `2>&1 | head`.
+#[test]
+fn a_reader_that_has_gone_ends_no_check() {
+    let (reader, pipe) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = gateway_command();
+    command.arg("check-config").stdout(pipe.try_clone().unwrap()).stderr(pipe);
+    assert_eq!(command.status().unwrap().code(), Some(0));
+}

@@ -8,13 +8,13 @@ mod open;
 
 use std::error::Error as _;
 use std::fmt;
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::stream::{BoxStream, StreamExt as _};
+use futures_util::stream::{StreamExt as _, TryStreamExt as _};
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{Attribute, Attributes, Extensions, GetOptions, ObjectStore, PutOptions, PutPayload};
@@ -23,11 +23,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 use url::Url;
 
 use crate::Fault;
+use crate::body::{Body, cause, late};
 use crate::reference::{Reference, origin, segments};
 use client::{OfObject, Refused};
-
-/// The longest text of a store's error that goes into a dead letter, in bytes: servers put whole documents there.
-const CAUSE_BYTES_MAX: usize = 300;
 
 /// How to reach an object store. Absent values are chosen as by the cloud's own tools: the cloud's endpoint, and credentials from
 /// the environment or the machine's identity.
@@ -121,14 +119,13 @@ impl CloudStore {
         let (runtime, until) = (Handle::current(), Instant::now() + self.timeout);
         let options = GetOptions { extensions: of_object(), ..GetOptions::default() };
         let found = runtime.block_on(timeout_at(until, self.objects.get_opts(&key, options)));
-        let late = || format!("it took longer than {:?} (timeout_s)", self.timeout);
         let found = match found {
             Ok(found) => found.map_err(|error| fault(&error, &shown))?,
-            Err(_) => return Err(Fault::Unavailable(format!("get {shown}: {}", late()))),
+            Err(_) => return Err(Fault::Unavailable(format!("get {shown}: {}", late(self.timeout)))),
         };
         let length = found.meta.size;
-        let body = Body { runtime, pieces: found.into_stream(), piece: Bytes::new(), until, late: late() };
-        Ok((body, length))
+        let pieces = found.into_stream().map_err(|error| cause(&error)).boxed();
+        Ok((Body::new(runtime, pieces, until, self.timeout), length))
     }
 
     /// Writes an object beneath the prefix, and replaces one of the same name. Readers see only complete objects.
@@ -144,8 +141,8 @@ impl CloudStore {
         let options = PutOptions { attributes, extensions: of_object(), ..PutOptions::default() };
         match timeout(self.timeout, self.objects.put_opts(&key, PutPayload::from(bytes), options)).await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(explained(&error)),
-            Err(_) => Err(format!("it took longer than {:?} (timeout_s)", self.timeout)),
+            Ok(Err(error)) => Err(cause(&error)),
+            Err(_) => Err(late(self.timeout)),
         }
     }
 }
@@ -179,7 +176,7 @@ fn fault(error: &object_store::Error, shown: &str) -> Fault {
                 "the store answers {shown} with a redirect ({status}), which is not followed: check the region and the endpoint of the store"
             )),
             Some(Refused(status)) => Fault::Denied(format!("the store answers {shown} with {status}")),
-            None => Fault::Unavailable(format!("get {shown}: {}", explained(error))),
+            None => Fault::Unavailable(format!("get {shown}: {}", cause(error))),
         },
     }
 }
@@ -194,42 +191,6 @@ fn refused(error: &object_store::Error) -> Option<Refused> {
         source = error.source();
     }
     None
-}
-
-/// The innermost cause of an error. Outer ones name the endpoint and the number of attempts.
-fn explained(error: &object_store::Error) -> String {
-    let mut innermost: &dyn std::error::Error = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    let text = innermost.to_string();
-    text[..text.floor_char_boundary(CAUSE_BYTES_MAX)].to_owned()
-}
-
-/// An object's bytes as they come, for a thread that may block.
-struct Body {
-    runtime: Handle,
-    pieces: BoxStream<'static, object_store::Result<Bytes>>,
-    piece: Bytes,
-    until: Instant,
-    /// The error text for a timeout.
-    late: String,
-}
-
-impl Read for Body {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        while self.piece.is_empty() {
-            match self.runtime.block_on(timeout_at(self.until, self.pieces.next())) {
-                Ok(None) => return Ok(0),
-                Ok(Some(Ok(piece))) => self.piece = piece,
-                Ok(Some(Err(error))) => return Err(io::Error::other(explained(&error))),
-                Err(_) => return Err(io::Error::new(io::ErrorKind::TimedOut, self.late.clone())),
-            }
-        }
-        let count = into.len().min(self.piece.len());
-        into[..count].copy_from_slice(&self.piece.split_to(count));
-        Ok(count)
-    }
 }
 
 #[cfg(test)]

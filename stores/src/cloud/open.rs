@@ -11,6 +11,7 @@ use url::Url;
 
 use super::client::Connector;
 use super::{CloudOptions, InvalidOption};
+use crate::body::cause;
 
 /// How often a request is sent again after a temporary fault. Few, because a job whose store fails waits and is tried again later.
 const RETRIES: usize = 2;
@@ -138,7 +139,7 @@ fn base(endpoint: &Url) -> String {
 fn built<S: ObjectStore>(built: object_store::Result<S>) -> Objects {
     match built {
         Ok(store) => Ok(Arc::new(store)),
-        Err(error) => invalid("url", format!("cannot be opened: {}", super::explained(&error))),
+        Err(error) => invalid("url", format!("cannot be opened: {}", cause(&error))),
     }
 }
 

@@ -97,12 +97,13 @@ async fn references_are_fetched(env: &mut TestEnv) -> Result<()> {
         Input::Uri(places.file("in/deep/test")),
         Input::Uri(places.server.url("/a/object?signature=1")),
         Input::Bytes(vec![1, 2, 3]),
+        Input::Uri(places.server.url("/a/hinted")),
         Input::Uri(format!("{}#sha256={SHA256_OF_TEST}&type=text/plain", places.file("in/deep/test"))),
     ];
     publish(env, "mixed", inputs).await?;
     let (_, outputs) = done(&mut replies, "mixed").await?;
-    let expected =
-        [Output::Json(json!("inline")), echoed(b"test"), echoed(BODY), echoed(&[1, 2, 3]), echoed(b"test")];
+    let inline = Output::Json(json!("inline"));
+    let expected = [inline, echoed(b"test"), echoed(BODY), echoed(&[1, 2, 3]), echoed(BODY), echoed(b"test")];
     ensure!(outputs == expected, "{outputs:?}");
     // Of a job that was answered in part, only what is left is fetched.
     let inputs = vec![Input::Uri(places.server.url("/a/missing")), Input::Uri(places.file("in/deep/test"))];
@@ -134,6 +135,7 @@ async fn a_reference_that_leads_nowhere_ends_its_job(env: &mut TestEnv) -> Resul
         (vec!["s3://bucket/key".to_owned()], Reason::ReferenceDenied, "no store of this worker covers"),
         (vec![web("/a/redirect")], Reason::ReferenceDenied, "is a redirect (302)"),
         (vec![web("/a/refused")], Reason::ReferenceDenied, "with 403"),
+        (vec![web("/a/gzip")], Reason::ReferenceDenied, "encoded as gzip"),
         (vec![file("in/none")], Reason::ReferenceMissing, "there is no file"),
         (vec![web("/a/missing")], Reason::ReferenceMissing, "(404)"),
         (vec![format!("{}#sha256={wrong}", file("in/deep/test"))], Reason::ReferenceMismatch, SHA256_OF_TEST),

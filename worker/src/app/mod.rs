@@ -22,7 +22,7 @@ use open::{OpenError, Opened};
 use vramq_core::learned_limits::LearnedLimits;
 use vramq_inference::process::cgroup::Cgroups;
 use vramq_inference::process::keeper;
-use vramq_program::{Logs, close_log, start_log};
+use vramq_program::{Logs, close_log, start_log, write_error_line, write_output};
 
 /// Runs the keeper of a program's process, if a worker started this process for that. Must be called before anything else: a keeper has one
 /// thread and no configuration.
@@ -43,13 +43,13 @@ pub fn main() -> ! {
             Some(gpus) => on_several(&config, gpus, supervisor::one_after_the_other),
             None => diagnose(&config, json),
         }),
-        Command::CheckConfig(options) => prepare(&options).map(|(config, _)| {
+        Command::CheckConfig(options) => prepare(&options).and_then(|(config, _)| {
             for lacking in config.lacking() {
-                eprintln!("vramq-worker: {lacking}");
+                tell(&lacking.to_string());
             }
-            let models = config.models.len();
-            println!("the configuration is right: {models} model(s), broker {}", config.broker.url);
-            Exit::Drained
+            let (models, broker) = (config.models.len(), &config.broker.url);
+            write_output(&format!("the configuration is right: {models} model(s), broker {broker}\n"))?;
+            Ok(Exit::Drained)
         }),
         Command::Completions(completions) => {
             completions.write::<Cli>().map(|()| Exit::Drained).map_err(Into::into)
@@ -103,15 +103,19 @@ where
     })
 }
 
+/// Says something to the person who runs a command.
+fn tell(text: &str) {
+    write_error_line(format_args!("vramq-worker: {text}"));
+}
+
 fn diagnose(config: &Config, json: bool) -> Exit {
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("vramq-worker: start a runtime: {error}");
+            tell(&format!("start a runtime: {error}"));
             return Exit::Unusable;
         }
     };
-    let tell = |text: &str| eprintln!("vramq-worker: {text}");
     if let Some(fault) = config.device.more_than_machine() {
         tell(&fault.to_string());
     }
@@ -120,7 +124,9 @@ fn diagnose(config: &Config, json: bool) -> Exit {
         Err(error) => {
             if matches!(error, OpenError::Cuda(_)) {
                 // The report shows what was found, which helps to explain what is missing.
-                print!("{}", CudaReport::new(None, config.device.libraries()));
+                let found = CudaReport::new(None, config.device.libraries());
+                // The device's fault is what the command ends with, whether this can be printed or not.
+                let _ = write_output(&found.to_string());
             }
             error.in_words().iter().for_each(|text| tell(text));
             return Exit::Unusable;
@@ -128,14 +134,21 @@ fn diagnose(config: &Config, json: bool) -> Exit {
     };
     let limits = learned_limits(&StateFile::in_folder(config.state.as_deref()), &opened);
     let report = Report::new(&opened, &limits, config.device.reserve, config.device.libraries());
-    if json {
+    let text = match json {
         // Cannot fail: only plain numbers and texts.
-        println!("{}", serde_json::to_string_pretty(&report).unwrap_or_default());
-    } else {
-        print!("{report}");
-    }
+        true => serde_json::to_string_pretty(&report).unwrap_or_default() + "\n",
+        false => report.to_string(),
+    };
+    let written = write_output(&text);
     runtime.block_on(opened.programs.close());
-    if report.is_well() { Exit::Drained } else { Exit::Unusable }
+    match written {
+        Err(error) => {
+            tell(&error);
+            Exit::Usage
+        }
+        Ok(()) if report.is_well() => Exit::Drained,
+        Ok(()) => Exit::Unusable,
+    }
 }
 
 /// Learned limits of this device from earlier processes.

@@ -1,0 +1,26 @@
+//! Prints what commands say. The standard library's macros panic where a stream cannot be written.
+
+use std::fmt::Arguments;
+use std::io::{self, ErrorKind, Write};
+
+/// Writes a line to standard error. Ignores failures: there is nowhere to report them, and the work goes on.
+pub fn write_error_line(line: Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Writes a text to standard output. A reader that closes the pipe early (`| head`) causes no error.
+///
+/// # Errors
+/// Standard output cannot be written to.
+pub fn write_output(text: &str) -> Result<(), String> {
+    write_all(&mut io::stdout().lock(), text.as_bytes())
+        .map_err(|error| format!("write to standard output: {error}"))
+}
+
+/// Writes to where somebody may read, or not.
+pub(crate) fn write_all(output: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+    match output.write_all(bytes).and_then(|()| output.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}
