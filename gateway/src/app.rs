@@ -11,6 +11,7 @@ use vramq_amqp::Depth;
 use vramq_producer::Client;
 
 use crate::adoption::Adoption;
+use crate::background_work::BackgroundWork;
 use crate::body_memory::BodyMemory;
 use crate::broker::link::Link;
 use crate::broker::outlook::{self, Outlook};
@@ -59,6 +60,8 @@ pub struct Shared {
     cut_off: AtomicU64,
     /// The unfinished jobs whose replies this gateway alone takes.
     own_jobs: AtomicUsize,
+    /// What a gateway that stops waits for although no request does.
+    pub background: BackgroundWork,
     pub drain: watch::Receiver<Drain>,
 }
 
@@ -147,6 +150,7 @@ impl App {
             metrics: Metrics::default(),
             cut_off: AtomicU64::new(0),
             own_jobs: AtomicUsize::new(0),
+            background: BackgroundWork::default(),
             keys: Arc::clone(&config.http.keys),
             config,
             client,
