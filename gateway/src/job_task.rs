@@ -30,7 +30,7 @@ use crate::problem::Problem;
 use crate::trace::Trace;
 use end::Decision;
 pub(crate) use end::End;
-pub(crate) use records::Unread;
+pub(crate) use records::StoreUnreadable;
 
 /// How long a job is awaited, from its submission to its last reply. The client library ends the wait.
 pub const JOB_MAX: Duration = Duration::from_secs(3600);
