@@ -11,7 +11,8 @@ pub struct BackgroundWork(watch::Sender<usize>);
 pub struct Work(BackgroundWork);
 
 impl BackgroundWork {
-    /// Begin the work before its client can hang up: otherwise a gateway that stops may not know of it.
+    /// Counts a piece of work until the returned value is dropped. To be called before the work's client can hang up: otherwise a gateway that
+    /// stops may not know of the work.
     pub fn begin(&self) -> Work {
         self.0.send_modify(|count| *count += 1);
         Work(self.clone())

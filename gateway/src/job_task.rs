@@ -166,8 +166,7 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// Follows the job's `life` until its end. A withdrawal shortens this for callers: the task answers them, and follows on until the job has
-    /// ended.
+    /// Follows the job's `life` until its end. After a withdrawal callers have their answer, and the task still follows the job to its end.
     ///
     /// `held` is dropped at the job's end or withdrawal, whichever comes first. `own` counts the job among those that are lost with this
     /// gateway. It is dropped at the job's end, or as soon as the link repeats the job's withdrawal: a gateway that stops waits for those.
