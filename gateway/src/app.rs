@@ -11,6 +11,7 @@ use vramq_amqp::Depth;
 use vramq_producer::Client;
 
 use crate::adoption::Adoption;
+use crate::background_work::BackgroundWork;
 use crate::body_memory::BodyMemory;
 use crate::broker::link::Link;
 use crate::broker::outlook::{self, Outlook};
@@ -59,6 +60,8 @@ pub struct Shared {
     cut_off: AtomicU64,
     /// The unfinished jobs whose replies this gateway alone takes.
     own_jobs: AtomicUsize,
+    /// What a gateway that stops waits for although no request does.
+    pub background: BackgroundWork,
     pub drain: watch::Receiver<Drain>,
 }
 
@@ -120,7 +123,7 @@ const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
 /// unknown.
 const FULL_RETRY: Duration = Duration::from_secs(1);
 
-/// When to try again while nobody takes jobs: a worker starts within some seconds. No estimate: nobody knows when one will.
+/// The `Retry-After` while no worker takes the model's jobs. A worker starts within some seconds; nothing says when one will be started.
 pub const NOBODY_RETRY: Duration = Duration::from_secs(10);
 
 impl App {
@@ -147,6 +150,7 @@ impl App {
             metrics: Metrics::default(),
             cut_off: AtomicU64::new(0),
             own_jobs: AtomicUsize::new(0),
+            background: BackgroundWork::default(),
             keys: Arc::clone(&config.http.keys),
             config,
             client,
@@ -232,9 +236,10 @@ impl App {
         self.own_jobs.load(Ordering::Relaxed)
     }
 
-    /// Waits, for a short time, until the jobs have ended that their callers have withdrawn: their withdrawals are sent by then. Other jobs
-    /// are left to the workers, for only its caller may withdraw a job. Their reply queue goes with this gateway, so that workers
-    /// dead-letter them with their results.
+    /// Waits for a short time until the withdrawn jobs have ended: by then workers have their withdrawals.
+    ///
+    /// Leaves all other jobs to the workers, because only its caller may withdraw a job. The reply queue of those that are not recorded ends
+    /// with this gateway, so that workers dead-letter them with their results.
     pub async fn leave_unfinished_jobs(&self) {
         if timeout(WITHDRAW_TIMEOUT, self.link.withdrawals.all_ended()).await.is_err() {
             let jobs = self.link.withdrawals.len();

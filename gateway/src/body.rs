@@ -52,8 +52,11 @@ pub async fn json<T: DeserializeOwned + Send + 'static>(
         return Err(too_large(most));
     }
     let bytes = length.unwrap_or(0);
-    let mut room =
-        Room { memory: &app.bodies, held: app.bodies.room(&caller.name, bytes, Instant::now())?, bytes };
+    let mut room = GrowingRoom {
+        memory: &app.bodies,
+        held: app.bodies.room(&caller.name, bytes, Instant::now())?,
+        bytes,
+    };
     let reading = timeout(BODY_MAX, read(Limited::new(body, most), most, &mut room)).await;
     let bytes = reading.map_err(|_| {
         Problem::new(StatusCode::REQUEST_TIMEOUT, "slow_body", "the body did not come in time")
@@ -66,14 +69,14 @@ pub async fn json<T: DeserializeOwned + Send + 'static>(
     Ok(Parsed { value: value?, digest, room: room.held })
 }
 
-/// What a body has of the memory for bodies.
-struct Room<'a> {
+/// The room of a body that is being read, and how many bytes it was taken for.
+struct GrowingRoom<'a> {
     memory: &'a BodyMemory,
     held: BodyRoom,
     bytes: usize,
 }
 
-impl Room<'_> {
+impl GrowingRoom<'_> {
     /// # Errors
     /// Other bodies have the memory, or all of it is too little.
     fn grow_to(&mut self, bytes: usize) -> Result<(), Problem> {
@@ -99,7 +102,7 @@ fn values(text: &[u8]) -> usize {
 }
 
 /// Collects a body. Memory is reserved before more is read.
-async fn read(mut body: Limited<Body>, most: usize, room: &mut Room<'_>) -> Result<Bytes, Problem> {
+async fn read(mut body: Limited<Body>, most: usize, room: &mut GrowingRoom<'_>) -> Result<Bytes, Problem> {
     let mut bytes = BytesMut::with_capacity(room.bytes);
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {

@@ -2,14 +2,15 @@
 
 mod limits;
 mod names;
+mod problems;
 mod upload;
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use axum::http::StatusCode;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore as _, ObjectStoreExt as _};
@@ -18,14 +19,14 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use crate::config::Files;
-use crate::folder_store::is_busy;
 use crate::problem::Problem;
 use crate::storage::{Place, Storage};
-use crate::used::{Reserved, Used};
+use crate::used::Used;
 pub(crate) use names::is_id;
 use names::{check_id, content_path, description_path, is_ours};
-use upload::Upload;
+use problems::{broken, failed, missing, silent};
 pub(crate) use upload::UploadRoom;
+use upload::{Held, Upload};
 
 /// Files that are looked up at a time for one job: it has up to 65,536 inputs, and an object store takes some 20 ms for each.
 const LOOKUPS_MAX: usize = 32;
@@ -65,7 +66,7 @@ pub struct FileStore {
     storage: Storage,
     settings: Files,
     /// Recounted at each sweep. In between, only this gateway's own changes are added.
-    used: Used,
+    used: Arc<Used>,
 }
 
 impl FileStore {
@@ -83,7 +84,7 @@ impl FileStore {
             make_private(folder).map_err(|error| format!("files: {place}: {error}"))?;
         }
         let storage = Storage::open(&place).map_err(|error| format!("files: {error}"))?;
-        let used = Used::new(settings.total_bytes, settings.owner_bytes);
+        let used = Arc::new(Used::new(settings.total_bytes, settings.owner_bytes));
         let this = Self { storage, settings, used };
         if let Place::Folder(_) = place {
             this.sweep().await.map_err(|error| format!("files: {place}: {error}"))?;
@@ -132,15 +133,15 @@ impl FileStore {
         room: UploadRoom,
     ) -> Result<FileView, Problem> {
         let id = format!("file-{}", Uuid::new_v4().simple());
-        let begun = Upload::begin(&self.storage.objects, content_path(owner, &id), self.part_bytes(), room);
+        let held = Held { room, reserved: self.used.reserve(owner) };
+        let begun = Upload::begin(&self.storage.objects, content_path(owner, &id), self.part_bytes(), held);
         let mut upload = begun.await.map_err(|e| failed("store the file", &e))?;
-        let mut reserved = self.used.reserved(owner);
-        self.stream(&mut upload, &mut reserved, pieces).await?;
+        let bytes = self.stream(&mut upload, pieces).await?;
         let created_at = seconds_of(SystemTime::now());
         let view = FileView {
             id,
             object: "file".to_owned(),
-            bytes: reserved.bytes,
+            bytes,
             created_at,
             expires_at: Some(created_at + self.settings.keep.as_secs()),
             filename: limits::cut(filename).to_owned(),
@@ -152,25 +153,24 @@ impl FileStore {
         let described = serde_json::to_vec(&view).unwrap_or_default();
         let finished = upload.finish(description_path(owner, &view.id), described).await;
         finished.map_err(|e| failed("store the file", &e))?;
-        reserved.keep();
         Ok(view)
     }
 
+    /// Adds the pieces to the upload. Returns how many bytes they have.
     async fn stream<E: std::fmt::Display>(
         &self,
         upload: &mut Upload,
-        reserved: &mut Reserved<'_>,
         pieces: impl Stream<Item = Result<Bytes, E>>,
-    ) -> Result<(), Problem> {
+    ) -> Result<u64, Problem> {
         let mut pieces = std::pin::pin!(pieces);
         let mut bytes = 0;
         while let Some(piece) = limits::next_piece(&mut pieces).await? {
             bytes += piece.len() as u64;
             limits::check_size(bytes, self.settings.file_bytes)?;
-            reserved.grow(piece.len() as u64).map_err(limits::full)?;
+            upload.reserve(piece.len() as u64).map_err(limits::full)?;
             upload.put(&piece).await.map_err(|e| failed("store the file", &e))?;
         }
-        Ok(())
+        Ok(bytes)
     }
 
     /// The description of a file. A file of another caller counts as missing.
@@ -285,27 +285,6 @@ fn make_private(folder: &std::path::Path) -> std::io::Result<()> {
     std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o700))
 }
 
-fn missing(id: &str, error: &object_store::Error) -> Problem {
-    match error {
-        object_store::Error::NotFound { .. } => Problem::not_found(&format!("file `{id}`")),
-        other => failed("read the file", other),
-    }
-}
-
-/// The place fails while it stores something or reads it.
-fn failed(what: &'static str, error: &object_store::Error) -> Problem {
-    if is_busy(error) { silent() } else { broken(what, error) }
-}
-
-fn silent() -> Problem {
-    Problem::silent_store("the store of uploads does not answer")
-}
-
-fn broken(what: &'static str, error: &dyn std::fmt::Display) -> Problem {
-    tracing::error!(%error, "{what}");
-    Problem::new(StatusCode::BAD_GATEWAY, "store", "the store of uploads fails")
-}
-
 /// Seconds since 1970.
 pub fn seconds_of(at: SystemTime) -> u64 {
     at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
@@ -355,6 +334,13 @@ mod tests {
         (sum.stored, sum.coming)
     }
 
+    /// Waits until uploads that failed are removed.
+    async fn until_none_is_coming(store: &FileStore) {
+        while counted(store).1 > 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+
     #[tokio::test]
     async fn a_file_is_its_owners() {
         let folder = tempfile::tempdir().unwrap();
@@ -383,6 +369,7 @@ mod tests {
         assert_eq!(large.unwrap_err().status, 413);
         let broken = stream::iter([Ok(Bytes::from_static(b"0123")), Err(std::io::Error::other("gone"))]);
         assert_eq!(store.put("a", "x", "", broken, Box::new(())).await.unwrap_err().status, 400);
+        until_none_is_coming(&store).await;
         assert_eq!(counted(&store), (0, 0));
         store.put("a", "x", "", pieces(&["0123456789"]), Box::new(())).await.unwrap();
         for owner in ["a", "b"] {
@@ -391,6 +378,7 @@ mod tests {
                 507
             );
         }
+        until_none_is_coming(&store).await;
         assert_eq!(counted(&store), (10, 0));
         // Uploads by other gateways count from the next sweep on. Descriptions count, too.
         let other = self::store(folder.path()).await;

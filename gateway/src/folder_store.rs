@@ -107,7 +107,7 @@ impl ObjectStore for FolderStore {
             let files = Arc::clone(&self.unsynced);
             return self.run(async move { files.put_opts(&at, payload, options).await }).await;
         }
-        // Who stores the end or the record of a job gives up in time.
+        // Ends and records of jobs would be lost otherwise, so this waits also while the folder hangs. `jobs/in_time.rs` bounds the wait.
         let (files, turn) = (Arc::clone(&self.files), self.threads.turn_to_store().await);
         run(turn, async move { files.put_opts(&at, payload, options).await }).await
     }

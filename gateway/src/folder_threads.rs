@@ -92,13 +92,13 @@ impl FolderThreads {
         let permit = match permits().try_acquire_owned() {
             Ok(permit) => permit,
             Err(_) if self.stuck_since().is_some() => return Err(Busy),
-            Err(_) => self.permit_of_working().await.ok_or_else(|| self.stuck())?,
+            Err(_) => self.permit_while_it_works().await.ok_or_else(|| self.note_stuck())?,
         };
         Ok(Turn { _permit: permit, of: Arc::clone(self) })
     }
 
     /// Waits for a permit for as long as the folder works: a long queue is no folder that hangs. `None`: none of the operations ends.
-    async fn permit_of_working(&self) -> Option<OwnedSemaphorePermit> {
+    async fn permit_while_it_works(&self) -> Option<OwnedSemaphorePermit> {
         let mut acquired = pin!(Arc::clone(&self.permits).acquire_owned());
         loop {
             let before = self.ended.load(Ordering::Relaxed);
@@ -123,10 +123,10 @@ impl FolderThreads {
             if is_given_up() {
                 return Err(Busy);
             }
-            if let Some(permit) = self.permit_of_working().await {
+            if let Some(permit) = self.permit_while_it_works().await {
                 return Ok(Turn { _permit: permit, of: Arc::clone(self) });
             }
-            self.stuck();
+            self.note_stuck();
         }
     }
 
@@ -157,7 +157,8 @@ impl FolderThreads {
         worked.await.map_err(io::Error::other)
     }
 
-    fn stuck(&self) -> Busy {
+    /// Notes, and logs once, that none of the operations ends.
+    fn note_stuck(&self) -> Busy {
         let mut since = self.stuck_since();
         if since.is_none() {
             *since = Some(Instant::now());

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
+use tokio::runtime::Handle;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use uuid::Uuid;
 use vramq_producer::{Client, Input, Job, Params, Pending, Progress, SubmitOptions};
@@ -27,9 +28,9 @@ use crate::jobs::registry::Added;
 use crate::keys::Caller;
 use crate::problem::Problem;
 use crate::trace::Trace;
+use end::Decision;
 pub(crate) use end::End;
-use end::Ended;
-pub(crate) use records::Unread;
+pub(crate) use records::StoreUnreadable;
 
 /// How long a job is awaited, from its submission to its last reply. The client library ends the wait.
 pub const JOB_MAX: Duration = Duration::from_secs(3600);
@@ -121,8 +122,30 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
     };
     let (permits, body, claim) = (submission.permits, submission.body, submission.claim);
     let own = task.recorded().is_none().then(|| app.own_job());
+    if own.is_none() {
+        // A job that is published without its record is lost with this gateway: no other one knows whose replies it gets.
+        stop_not_before(app, &entry, |state| !matches!(state, State::Publishing));
+    }
     tokio::spawn(async move { task.run(task.live(job, options, body, claim), permits, own).await });
     Ok(entry)
+}
+
+/// Withdraws a job, unless it has ended. The withdrawal is stored and sent also if the caller hangs up meanwhile.
+pub(crate) fn withdraw(app: &App, entry: &Arc<Entry>) {
+    stop_not_before(app, entry, State::is_end);
+    entry.withdraw();
+}
+
+/// Has a gateway that stops wait until the job's state is such, within the time of the drain.
+fn stop_not_before(app: &App, entry: &Arc<Entry>, is_such: fn(&State) -> bool) {
+    // Without a runtime the process has ended its drain.
+    let Ok(runtime) = Handle::try_current() else { return };
+    let (work, mut watched) = (app.background.begin(), entry.watch());
+    runtime.spawn(async move {
+        // An `Err`: the entry is gone, and with it the job's task.
+        let _ = watched.wait_for(is_such).await;
+        drop(work);
+    });
 }
 
 /// The callers that workers may see behind a job: the gateway's user, or a tenant if the workers' configuration lets that user name
@@ -143,8 +166,10 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// Follows the job's life until its end, or its withdrawal and then its end. `held` is what it holds until its end or its withdrawal, and
-    /// `own` until its end, or until its withdrawal is among those that a gateway which stops waits for.
+    /// Follows the job's `life` until its end. After a withdrawal callers have their answer, and the task still follows the job to its end.
+    ///
+    /// `held` is dropped at the job's end or withdrawal, whichever comes first. `own` counts the job among those that are lost with this
+    /// gateway. It is dropped at the job's end, or as soon as the link repeats the job's withdrawal: a gateway that stops waits for those.
     pub(crate) async fn run(&self, life: impl Future<Output = End>, held: impl Send, own: Option<OwnJob>) {
         let mut life = std::pin::pin!(life);
         let end = tokio::select! {
@@ -155,8 +180,10 @@ impl Task {
             drop(held);
             return self.withdraw(life, own).await;
         };
+        // Nobody may be waiting for the job, and its end is to be stored all the same.
+        let work = self.app.background.begin();
         let is_over = self.end(end).await;
-        drop(held);
+        drop((work, held));
         if is_over {
             // The job has ended for its callers, so nobody waits for the removal.
             self.remove_record().await;
@@ -293,7 +320,7 @@ impl Task {
             was_withdrawn = !end.is_without_reply();
             end = End::Stored(state);
         }
-        let Ended { state, receipt, claim, is_to_be_stored, is_to_be_kept } = self.ended(end);
+        let Decision { state, receipt, claim, is_to_be_stored, is_to_be_kept } = self.decide(end);
         if is_to_be_stored {
             self.store(&state).await;
             // Acknowledge the replies before the record is removed: without the record no gateway knows whose replies they are.

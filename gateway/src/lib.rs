@@ -6,6 +6,7 @@
 
 pub mod adoption;
 pub mod app;
+pub mod background_work;
 pub mod body;
 pub mod body_memory;
 pub mod broker;
@@ -24,6 +25,7 @@ pub mod job_sessions;
 pub mod job_task;
 pub mod jobs;
 pub mod keys;
+pub mod lifecycle;
 pub mod lingering_body;
 pub mod metrics;
 pub mod observe;

@@ -1,5 +1,5 @@
 //! Accepts connections. Limits their number, the time for a request's head, the time between requests, and the time for which a client may
-//! read nothing of its response. Closes all connections when the gateway drains.
+//! read nothing of its response. Closes the listener and all idle connections when the gateway drains.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -35,9 +35,6 @@ const BUFFER_BYTES_MAX: usize = 64 * 1024;
 /// Headers of a request. Browsers send some 20, balancers add some.
 const HEADERS_MAX: usize = 100;
 
-/// How long the last answers may take, after the drain has ended the waiting requests. What still moves then is cut off, such as an upload.
-const LAST_ANSWERS: Duration = Duration::from_secs(2);
-
 /// The pause after the system has no socket to give; an immediate retry would only fail again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -54,6 +51,17 @@ pub struct Server {
     pub drain: watch::Receiver<Drain>,
 }
 
+/// The connections of a server that accepts no more of them.
+#[derive(Debug)]
+pub struct Connections(GracefulShutdown);
+
+impl Connections {
+    /// Closes idle connections, and waits until all requests are answered.
+    pub async fn all_answered(self) {
+        self.0.shutdown().await;
+    }
+}
+
 /// The times that bound what a connection waits for.
 #[derive(Clone, Copy, Debug)]
 struct Times {
@@ -63,8 +71,8 @@ struct Times {
 }
 
 impl Server {
-    /// Serves until the drain begins, then until all requests are answered or the drain is over. Says whether all were.
-    pub async fn run(self, router: Router, metrics: &Metrics) -> bool {
+    /// Accepts connections until the drain begins. Their requests go on being served.
+    pub async fn serve(self, router: Router, metrics: &Metrics) -> Connections {
         let room = Arc::new(Semaphore::new(self.connections_max));
         let graceful = GracefulShutdown::new();
         let acceptor = self.tls.map(TlsAcceptor::from);
@@ -110,15 +118,7 @@ impl Server {
                 drop(place);
             });
         }
-        drop(self.listener);
-        let over = async {
-            let _ = drain.wait_for(|drain| *drain == Drain::Over).await;
-            tokio::time::sleep(LAST_ANSWERS).await;
-        };
-        tokio::select! {
-            () = graceful.shutdown() => true,
-            () = over => false,
-        }
+        Connections(graceful)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::in_flight::{InFlight, WeakInFlight};
 /// The share of each caller that has something, by its name.
 #[derive(Debug)]
 pub struct Shares {
-    /// Units of each.
+    /// How many units each caller may have.
     most: usize,
     by_caller: Mutex<HashMap<String, WeakInFlight>>,
 }
@@ -18,7 +18,7 @@ impl Shares {
         Self { most, by_caller: Mutex::default() }
     }
 
-    /// The units of every caller.
+    /// How many units each caller may have.
     pub fn most(&self) -> usize {
         self.most
     }

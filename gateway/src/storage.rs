@@ -171,7 +171,7 @@ impl Storage {
         mut is_old: impl FnMut(&ObjectMeta) -> bool,
     ) -> object_store::Result<HashMap<String, u64>> {
         let mut listed = match &self.folder {
-            Some(folder) => self.in_folder(&folder.path, &is_ours).await?,
+            Some(folder) => self.list_folder(&folder.path, &is_ours).await?,
             None => self.objects.list(None),
         };
         let mut skipped = None;
@@ -204,8 +204,8 @@ impl Storage {
         ended.map(|()| bytes)
     }
 
-    /// The objects of all owners, when what gateways that were killed have left is removed.
-    async fn in_folder(
+    /// Lists the objects of all owners. First removes the unfinished files that killed gateways have left.
+    async fn list_folder(
         &self,
         folder: &FsPath,
         is_ours: impl Fn(&Path) -> bool,

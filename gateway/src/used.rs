@@ -1,7 +1,7 @@
 //! The bytes that a store for uploads or results uses, or will use: by all callers, and by each.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The bytes of all objects in a place, with their bounds.
 #[derive(Debug)]
@@ -38,9 +38,9 @@ impl Used {
         Self { all_max, of_owner_max, bytes: Mutex::default() }
     }
 
-    /// Room for an object that is to be stored.
-    pub fn reserved<'a>(&'a self, owner: &'a str) -> Reserved<'a> {
-        Reserved { used: self, owner, bytes: 0 }
+    /// Begins to reserve room for an object that is to be stored.
+    pub fn reserve(self: &Arc<Self>, owner: &str) -> Reserved {
+        Reserved { used: Arc::clone(self), owner: owner.to_owned(), bytes: 0 }
     }
 
     /// Records that an object was removed.
@@ -84,42 +84,48 @@ impl Sum {
     }
 }
 
-/// Bytes that an object will take of the place; given back unless it is stored.
+/// Bytes that an object will take of the place.
+///
+/// They count as stored once this is dropped, also if nobody knows whether the object is stored: a folder goes on writing although the one
+/// that waited for it has given up. The next sweep counts what is there. If the object is not there, call [`give_back`](Self::give_back).
 #[derive(Debug)]
-pub struct Reserved<'a> {
-    used: &'a Used,
-    owner: &'a str,
-    pub bytes: u64,
+pub struct Reserved {
+    used: Arc<Used>,
+    owner: String,
+    bytes: u64,
 }
 
-impl Reserved<'_> {
+impl Reserved {
     /// # Errors
     /// There is no room for so many more.
     pub fn grow(&mut self, more: u64) -> Result<(), Full> {
         let mut bytes = self.used.bytes();
-        let of_owner = bytes.by_owner.get(self.owner).copied().unwrap_or_default();
+        let of_owner = bytes.by_owner.get(&self.owner).copied().unwrap_or_default();
         if !of_owner.has_room(more, self.used.of_owner_max) {
             return Err(Full::Owner);
         }
         if !bytes.all.has_room(more, self.used.all_max) {
             return Err(Full::All);
         }
-        bytes.change(self.owner, |sum| sum.coming = sum.coming.saturating_add(more));
+        bytes.change(&self.owner, |sum| sum.coming = sum.coming.saturating_add(more));
         self.bytes += more;
         Ok(())
     }
 
-    /// Keeps the reservation: the object is stored.
-    pub fn keep(self) {
-        let stored = self.bytes;
-        self.used.bytes().change(self.owner, |sum| sum.stored = sum.stored.saturating_add(stored));
+    /// The object is not stored, and nobody writes it any more.
+    pub fn give_back(mut self) {
+        let bytes = std::mem::take(&mut self.bytes);
+        self.used.bytes().change(&self.owner, |sum| sum.coming = sum.coming.saturating_sub(bytes));
     }
 }
 
-impl Drop for Reserved<'_> {
+impl Drop for Reserved {
     fn drop(&mut self) {
         let bytes = self.bytes;
-        self.used.bytes().change(self.owner, |sum| sum.coming = sum.coming.saturating_sub(bytes));
+        self.used.bytes().change(&self.owner, |sum| {
+            sum.coming = sum.coming.saturating_sub(bytes);
+            sum.stored = sum.stored.saturating_add(bytes);
+        });
     }
 }
 
@@ -137,21 +143,21 @@ mod tests {
 
     #[test]
     fn an_owner_leaves_room_for_others() {
-        let used = Used::new(10, 6);
-        let mut first = used.reserved("a");
+        let used = Arc::new(Used::new(10, 6));
+        let mut first = used.reserve("a");
         first.grow(4).unwrap();
-        let mut second = used.reserved("a");
+        let mut second = used.reserve("a");
         second.grow(2).unwrap();
         assert_eq!(second.grow(1), Err(Full::Owner));
-        let mut other = used.reserved("b");
+        let mut other = used.reserve("b");
         assert_eq!((other.grow(5), other.grow(4)), (Err(Full::All), Ok(())));
-        first.keep();
-        drop(second);
+        drop(first);
+        second.give_back();
         assert_eq!(used.sum(), Sum { stored: 4, coming: 4 });
-        other.keep();
-        let mut third = used.reserved("a");
+        drop(other);
+        let mut third = used.reserve("a");
         assert_eq!((third.grow(3), third.grow(2)), (Err(Full::Owner), Ok(())));
-        drop(third);
+        third.give_back();
         used.removed("a", 4);
         used.removed("b", 4);
         assert_eq!(used.sum(), Sum::default());
@@ -160,8 +166,8 @@ mod tests {
 
     #[test]
     fn a_new_count_replaces_the_bytes_of_every_owner() {
-        let used = Used::new(10, 6);
-        let mut coming = used.reserved("a");
+        let used = Arc::new(Used::new(10, 6));
+        let mut coming = used.reserve("a");
         coming.grow(1).unwrap();
         used.counted(HashMap::from([("a".to_owned(), 5), ("b".to_owned(), 2)]));
         assert_eq!((used.sum(), coming.grow(1)), (Sum { stored: 7, coming: 1 }, Err(Full::Owner)));

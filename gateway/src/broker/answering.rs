@@ -79,7 +79,7 @@ impl<'a> Answering<'a> {
 
     fn count(&mut self, counted: Counted, caller: oneshot::Sender<Depth>) {
         if let Some(callers) = self.callers.get_mut(&counted) {
-            // They ask again and again while the broker does not answer.
+            // Requests come again and again while the broker does not answer: forget those that have given up.
             callers.retain(|caller| !caller.is_closed());
             callers.push(caller);
             return;
@@ -93,8 +93,8 @@ impl<'a> Answering<'a> {
                     Counted::Queue(name) => queue_depth(connection, name).await,
                 }
             };
-            // Longer than its callers wait: the broker frees the channel of a count that is given up only when the queue answers, and the
-            // next question takes another one.
+            // Waits longer than its callers do. The broker frees the channel only when the queue answers, and until then the next question
+            // about the queue would take a further channel.
             let depth = timeout(SILENT_MAX, count).await.ok().filter(|depth| !lacks_channel(depth));
             (counted, depth)
         };
@@ -116,8 +116,8 @@ fn lacks_channel(depth: &lapin::Result<Depth>) -> bool {
     depth.as_ref().is_err_and(|error| matches!(error.kind(), lapin::ErrorKind::ChannelsLimitReached))
 }
 
-/// Counts a model's queues, and notes their depth. With the key under which they were counted, if the model has no queue under its name and
-/// workers name another key.
+/// Counts a model's queues, and notes their depth. If the model has no queue under its name, counts those under the key that its workers name,
+/// and notes the key as well.
 async fn count_model(link: &Link, connection: &Connection, model: &str) -> lapin::Result<Depth> {
     let (mut depth, mut key) = (count_under(link, connection, model, model).await?, None);
     if depth == Depth::NoQueue {

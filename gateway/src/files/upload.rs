@@ -7,6 +7,8 @@ use object_store::{ObjectStore, ObjectStoreExt as _, PutPayload, WriteMultipart}
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use crate::used::{Full, Reserved};
+
 /// Parts that an upload has on their way to the store at a time.
 const PARTS_IN_FLIGHT: usize = 2;
 
@@ -31,10 +33,26 @@ pub struct Upload {
     objects: Arc<dyn ObjectStore>,
     path: Path,
     writer: Option<WriteMultipart>,
-    room: Option<UploadRoom>,
+    /// `None` after the upload's end.
+    held: Option<Held>,
 }
 
-/// An upload's room in memory, until it is stored or aborted, and its parts are no longer there. Its caller may be gone before.
+/// What an upload holds until it is stored, or removed again. Its caller may be gone before.
+pub struct Held {
+    /// Its room in memory.
+    pub room: UploadRoom,
+    /// Its bytes in the place.
+    pub reserved: Reserved,
+}
+
+impl Held {
+    /// The upload is removed.
+    fn give_back(self) {
+        self.reserved.give_back();
+    }
+}
+
+/// An upload's room in memory, and what else its request holds until the upload is stored, or removed again.
 pub type UploadRoom = Box<dyn Send + Sync>;
 
 impl Upload {
@@ -46,15 +64,23 @@ impl Upload {
         objects: &Arc<dyn ObjectStore>,
         path: Path,
         part_bytes: usize,
-        room: UploadRoom,
+        held: Held,
     ) -> object_store::Result<Self> {
         let objects = Arc::clone(objects);
         let begun = tokio::spawn(async move {
             let parts = objects.put_multipart(&path).await?;
             let writer = Some(WriteMultipart::new_with_chunk_size(parts, part_bytes));
-            Ok::<_, object_store::Error>(Self { objects, path, writer, room: Some(room) })
+            Ok::<_, object_store::Error>(Self { objects, path, writer, held: Some(held) })
         });
         begun.await?
+    }
+
+    /// Reserves bytes of the place for the next piece.
+    ///
+    /// # Errors
+    /// There is no room for so many more.
+    pub fn reserve(&mut self, bytes: u64) -> Result<(), Full> {
+        self.held.as_mut().map_or(Ok(()), |held| held.reserved.grow(bytes))
     }
 
     /// Adds a piece, as soon as the store has taken earlier parts.
@@ -83,6 +109,9 @@ impl Upload {
             // An `Err`: nobody waits.
             if answer.send(stored).is_err() || failed {
                 self.remove(&description).await;
+                if let Some(held) = self.held.take() {
+                    held.give_back();
+                }
             }
         });
         answered
@@ -111,12 +140,14 @@ impl Upload {
 impl Drop for Upload {
     fn drop(&mut self) {
         let (Some(writer), Ok(runtime)) = (self.writer.take(), Handle::try_current()) else { return };
-        let room = self.room.take();
+        let held = self.held.take();
         runtime.spawn(async move {
             if let Err(error) = writer.abort().await {
                 tracing::warn!(%error, "cannot remove an incomplete upload");
             }
-            drop(room);
+            if let Some(held) = held {
+                held.give_back();
+            }
         });
     }
 }
@@ -129,18 +160,20 @@ mod tests {
     use tokio::task::yield_now;
 
     use super::*;
+    use crate::used::{Sum, Used};
 
     #[tokio::test]
-    async fn an_upload_without_its_caller_holds_its_memory_until_the_store_has_answered() {
+    async fn an_upload_without_its_caller_holds_memory_and_bytes_until_the_store_has_answered() {
         // One operation at a time.
         let objects: Arc<dyn ObjectStore> = Arc::new(LimitStore::new(InMemory::new(), 1));
         let other = Path::from("other");
         objects.put(&other, vec![1].into()).await.unwrap();
         for is_whole in [true, false] {
-            let held = Arc::new(());
-            let begun =
-                Upload::begin(&objects, Path::from("a/b"), FOLDER_PART_BYTES, Box::new(Arc::clone(&held)));
+            let (memory, used) = (Arc::new(()), Arc::new(Used::new(1, 1)));
+            let held = Held { room: Box::new(Arc::clone(&memory)), reserved: used.reserve("a") };
+            let begun = Upload::begin(&objects, Path::from("a/b"), FOLDER_PART_BYTES, held);
             let mut upload = begun.await.unwrap();
+            upload.reserve(1).unwrap();
             upload.put(b"x").await.unwrap();
             let reading = objects.get(&other).await.unwrap();
             if is_whole {
@@ -149,11 +182,13 @@ mod tests {
                 drop(upload);
             }
             yield_now().await;
-            assert_eq!(Arc::strong_count(&held), 2, "the store has not answered");
+            assert_eq!(Arc::strong_count(&memory), 2, "the store has not answered");
+            assert_eq!(used.sum(), Sum { stored: 0, coming: 1 });
             drop(reading);
-            while Arc::strong_count(&held) > 1 {
+            while Arc::strong_count(&memory) > 1 {
                 yield_now().await;
             }
+            assert_eq!(used.sum(), Sum::default());
         }
     }
 }

@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use vramq_producer::JobError;
 
 use crate::adoption::{AdoptedQueue, NotAdopted};
-use crate::job_task::{End, JOB_MAX, Task, Unread};
+use crate::job_task::{End, JOB_MAX, StoreUnreadable, Task};
 use crate::jobs::in_time::in_time;
 use crate::jobs::record::{KEPT_LEAST, Record};
 
@@ -79,8 +79,8 @@ async fn end_of_unrecorded(task: &Task, record: &Record) -> End {
     loop {
         match task.read_end().await {
             Ok(end) => return end.map_or(End::Unknown, End::Stored),
-            Err(Unread) if left(record).is_zero() => return End::Unknown,
-            Err(Unread) => sleep(LOOK_EVERY).await,
+            Err(StoreUnreadable) if left(record).is_zero() => return End::Unknown,
+            Err(StoreUnreadable) => sleep(LOOK_EVERY).await,
         }
     }
 }

@@ -38,8 +38,9 @@ impl End {
     }
 }
 
-/// An end, and what the gateway does about it.
-pub(super) struct Ended {
+/// What the gateway does about an end.
+pub(super) struct Decision {
+    /// The state that the job has from now on.
     pub(super) state: State,
     pub(super) receipt: Option<Receipt>,
     pub(super) claim: Option<Claim>,
@@ -49,7 +50,7 @@ pub(super) struct Ended {
     pub(super) is_to_be_kept: bool,
 }
 
-impl Ended {
+impl Decision {
     fn known_elsewhere(state: State) -> Self {
         Self { state, receipt: None, claim: None, is_to_be_stored: false, is_to_be_kept: false }
     }
@@ -57,7 +58,7 @@ impl Ended {
 
 impl Task {
     /// Decides what the gateway does about an end.
-    pub(super) fn ended(&self, end: End) -> Ended {
+    pub(super) fn decide(&self, end: End) -> Decision {
         let failed = |problem, outputs, is_published| {
             State::Failed(Arc::new(Failure { problem, outputs, is_published }))
         };
@@ -66,7 +67,7 @@ impl Task {
                 // It names its job only if that may be in the queue. Else the same request may publish it later.
                 let is_final = problem.job.is_some();
                 let state = failed(problem, Vec::new(), false);
-                return Ended {
+                return Decision {
                     state,
                     receipt: None,
                     claim,
@@ -94,16 +95,16 @@ impl Task {
             }
             // The other gateway has stored and counted this end.
             End::Stored(state) => {
-                return Ended::known_elsewhere(state);
+                return Decision::known_elsewhere(state);
             }
             End::Unknown => {
                 let message = "the job has ended, and its end is not in the store of results";
                 let problem = Problem::new(StatusCode::BAD_GATEWAY, "store", message).with_retry(Retry::No);
                 let state = failed(problem.of_job(&self.entry.message_id), Vec::new(), true);
-                return Ended::known_elsewhere(state);
+                return Decision::known_elsewhere(state);
             }
         };
-        Ended { state, receipt, claim: None, is_to_be_stored, is_to_be_kept: true }
+        Decision { state, receipt, claim: None, is_to_be_stored, is_to_be_kept: true }
     }
 }
 

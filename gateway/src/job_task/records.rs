@@ -21,7 +21,7 @@ const REMOVE_AGAIN: Duration = Duration::from_secs(5);
 
 /// The store could not be read, so it is unknown whether it has the end.
 #[derive(Debug)]
-pub(crate) struct Unread;
+pub(crate) struct StoreUnreadable;
 
 impl Task {
     /// The end that another gateway has stored. `None` once this gateway has withdrawn the job: then only the withdrawal is stored, and the
@@ -31,11 +31,11 @@ impl Task {
     }
 
     /// Like [`stored_end`](Self::stored_end), with an error if the store cannot be read.
-    pub(crate) async fn read_end(&self) -> Result<Option<State>, Unread> {
+    pub(crate) async fn read_end(&self) -> Result<Option<State>, StoreUnreadable> {
         let entry = &self.entry;
         let Some((results, _)) = self.recorded().filter(|_| !entry.state().is_end()) else { return Ok(None) };
         let read = in_time(&entry.id, "look for a job's end", results.read(&entry.owner, &entry.id)).await;
-        let Some(written) = read.ok_or(Unread)?.map_err(|_| Unread)? else {
+        let Some(written) = read.ok_or(StoreUnreadable)?.map_err(|_| StoreUnreadable)? else {
             return Ok(self.is_recorded_as_withdrawn(results).await.then_some(State::Withdrawn));
         };
         let created_ms = entry.created_ms;

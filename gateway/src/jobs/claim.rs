@@ -76,12 +76,12 @@ impl Claimant {
         let mut abandoned = Vec::new();
         while abandoned.len() < LOOKED_AT_MAX {
             if self.create(&own).await? {
-                return self.follow(abandoned, own).await;
+                return self.hold_as_successor(abandoned, own).await;
             }
             let Some(found) = self.look(&own).await? else { return Ok(None) };
             if found.nonce == self.nonce {
                 // An earlier attempt created the claim, but its answer was lost.
-                return self.follow(abandoned, own).await;
+                return self.hold_as_successor(abandoned, own).await;
             }
             if !self.is_abandoned(abandoned.len(), &found) {
                 return Ok(None);
@@ -95,9 +95,9 @@ impl Claimant {
         Ok(None)
     }
 
-    /// Holds the created claim together with the abandoned ones before it, if those are unchanged. If not, another gateway has succeeded
-    /// them before, and has published the job.
-    async fn follow(
+    /// Holds the created claim `own`, as the successor of the abandoned ones, if those are unchanged. If they have changed, another gateway was
+    /// the successor before, and has published the job.
+    async fn hold_as_successor(
         &mut self,
         abandoned: Vec<(Path, Seen)>,
         own: Path,

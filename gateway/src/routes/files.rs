@@ -55,7 +55,9 @@ pub async fn upload(
         let room = room.map_err(|none| {
             none.problem("other uploads", "http.uploads_mib_max, http.uploads_mib_max_per_key")
         })?;
-        let stored = timeout(files.upload_max(), store(files, &caller.name, form, &before, Box::new(room)));
+        // Both are held until the upload is stored or removed, also if its caller hangs up.
+        let held = Box::new((room, app.background.begin()));
+        let stored = timeout(files.upload_max(), store(files, &caller.name, form, &before, held));
         stored.await.unwrap_or_else(|_| Err(too_slow()))
     };
     tokio::select! {

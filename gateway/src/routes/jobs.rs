@@ -24,7 +24,7 @@ use crate::byte_budget::ByteBudget;
 use crate::drain::Drain;
 use crate::files::is_id;
 use crate::held_body::UntilSent;
-use crate::job_task::{Submission, start};
+use crate::job_task::{Submission, start, withdraw};
 use crate::jobs::earlier::JobName;
 use crate::jobs::shared_view::{Unwritten, view};
 use crate::jobs::view::failure_of;
@@ -309,7 +309,7 @@ pub async fn delete(
     };
     let found = find_by_id(&app, &caller, &id).await?;
     if let FoundJob::Here(entry) = &found {
-        entry.withdraw();
+        withdraw(&app, entry);
         // The job's task reacts at once.
         entry.ended().await;
     }

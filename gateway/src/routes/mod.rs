@@ -38,6 +38,7 @@ use vramq_spans::Spans;
 
 use crate::app::App;
 use crate::drain::Drain;
+use crate::job_task::withdraw;
 use crate::jobs::{Entry, State};
 use crate::keys::Caller;
 use crate::observe::{Observer, observe};
@@ -164,14 +165,15 @@ impl FromRequestParts<App> for Trace {
 
 /// Withdraws the job of a request that is dropped before its end, because its caller hung up.
 struct WithdrawOnDrop<'a> {
-    entry: &'a Entry,
+    app: &'a App,
+    entry: &'a Arc<Entry>,
     armed: bool,
 }
 
 impl Drop for WithdrawOnDrop<'_> {
     fn drop(&mut self) {
         if self.armed {
-            self.entry.withdraw();
+            withdraw(self.app, self.entry);
         }
     }
 }
@@ -183,10 +185,10 @@ impl Drop for WithdrawOnDrop<'_> {
 /// The job failed or did not end in time, or the gateway ends first.
 pub async fn wait(
     app: &App,
-    entry: &Entry,
+    entry: &Arc<Entry>,
     may_come_again: bool,
 ) -> Result<Arc<vramq_producer::Answer>, Problem> {
-    let mut guard = WithdrawOnDrop { entry, armed: !may_come_again };
+    let mut guard = WithdrawOnDrop { app, entry, armed: !may_come_again };
     let mut drain = app.drain.clone();
     let state = tokio::select! {
         state = entry.ended() => state,
@@ -199,22 +201,9 @@ pub async fn wait(
         }
         Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {
             app.cut_off();
-            // Its caller alone may withdraw the job, and still waits.
+            // Only its caller may withdraw the job, and this caller has not hung up.
             guard.armed = false;
-            // Other gateways take on what can be asked for again, if they can know of it.
-            let message = match may_come_again && app.adoption.is_some() {
-                _ if matches!(entry.state(), State::Publishing) => {
-                    "this gateway is stopping, and the broker has not confirmed the job: it may still run"
-                }
-                true => "this gateway is stopping; the job goes on: the same request with the same Idempotency-Key waits for it at another",
-                false => {
-                    "this gateway is stopping; the job was not withdrawn: workers run it, and as nobody takes its results, they become a \
-                     dead letter with the job's id"
-                }
-            };
-            return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "draining", message)
-                .with_retry(Retry::No)
-                .of_job(&entry.message_id));
+            return Err(stopping(app, entry, may_come_again));
         }
     };
     guard.armed = false;
@@ -225,4 +214,20 @@ pub async fn wait(
             .with_retry(Retry::No)
             .of_job(&entry.message_id)),
     }
+}
+
+/// The gateway ends before the job does. The message says what becomes of the job.
+fn stopping(app: &App, entry: &Entry, may_come_again: bool) -> Problem {
+    let message = if matches!(entry.state(), State::Publishing) {
+        "this gateway is stopping, and the broker has not confirmed the job: it may still run"
+    } else if may_come_again && app.adoption.is_some() {
+        // The job is recorded, so another gateway takes it on.
+        "this gateway is stopping; the job goes on: the same request with the same Idempotency-Key waits for it at another"
+    } else {
+        "this gateway is stopping; the job was not withdrawn: workers run it, and as nobody takes its results, they become a dead letter \
+         with the job's id"
+    };
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "draining", message)
+        .with_retry(Retry::No)
+        .of_job(&entry.message_id)
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::keys::is_name;
 
-/// How long nothing has been written to a file that nobody writes any more. The longest pause is that of a slow upload, whose file grows by some
-/// MiB at a time.
+/// A file that has not grown for so long is left behind: its gateway was killed. The file of a slow upload grows by some MiB at a time, with
+/// pauses that are much shorter.
 const PAUSE_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// What is in a folder.

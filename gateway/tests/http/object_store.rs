@@ -8,11 +8,12 @@ use serde_json::json;
 use vramq_tests::object_server::{BUCKET, KEY, ObjectServer};
 
 use crate::files::{an_uploaded_file_is_an_input_of_a_job, upload};
-use crate::harness::{ECHO, Setup, until};
+use crate::harness::{ECHO, Gateway, Setup, until};
 use crate::jobs::{every_gateway_answers_for_a_job_that_has_ended, set};
 use crate::keys::send;
 use crate::output_files::outputs_of;
 use crate::request_gate::RequestGate;
+use crate::withdrawals::send as send_only;
 
 /// The settings of a table for a place in the server's bucket.
 fn place(setup: &Setup, server: &ObjectServer, table: &str, prefix: &str) -> Vec<String> {
@@ -100,17 +101,10 @@ fn keys(server: &ObjectServer) -> Vec<String> {
     keys.map(str::to_owned).collect()
 }
 
-#[test]
-fn nothing_stays_of_an_upload_whose_caller_hangs_up_at_its_end() {
-    let (mut setup, server) = (Setup::new(), ObjectServer::start().expect("an S3 server"));
-    // The first part of an upload is sent as soon as it is there, the rest when the upload ends.
-    let gate = RequestGate::to(&server.endpoint(), "partNumber=2", false);
-    let settings = place_at(&setup, &gate.endpoint(), "files", "uploads");
-    setup.gateway(&set(&settings));
-    let gateway = &setup.gateways[0];
+/// Uploads a file of two parts, and hangs up while the gate holds the second one.
+fn hang_up_at_the_end(gateway: &Gateway, gate: &RequestGate, server: &ObjectServer, content: &[u8]) {
     let form =
         ["--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"x\"\r\n\r\n", "\r\n--b--\r\n"];
-    let content = vec![7; 6 << 20];
     let length = form[0].len() + content.len() + form[1].len();
     let mut caller = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
     write!(
@@ -120,21 +114,80 @@ fn nothing_stays_of_an_upload_whose_caller_hangs_up_at_its_end() {
         form[0]
     )
     .unwrap();
-    caller.write_all(&content).unwrap();
+    caller.write_all(content).unwrap();
     caller.write_all(form[1].as_bytes()).unwrap();
     until("the upload ends", || (gate.seen() > 0).then_some(()));
     assert_eq!(server.unfinished_uploads().unwrap(), 1);
+    hang_up(gateway, caller);
+}
+
+fn hang_up(gateway: &Gateway, caller: TcpStream) {
     drop(caller);
     // The connection that asks is one, too.
     until("the gateway knows that its caller is gone", || {
         (gateway.metric("vramq_gateway_connections", "") == 1.0).then_some(())
     });
+}
+
+/// Stops a gateway that works for a caller who has hung up. The gate lets the work go on as soon as the gateway waits for it.
+fn stop_during_work(gateway: &mut Gateway, gate: &RequestGate) {
+    gateway.program.signal("TERM");
+    until("the gateway waits for its work", || {
+        gateway.program.log().contains("waiting for work that goes on without its request").then_some(())
+    });
+    gate.open();
+    assert_eq!(gateway.program.wait(), Some(0));
+}
+
+/// The first part of an upload is sent as soon as it is there, the rest when the upload ends.
+const SECOND_PART: &str = "partNumber=2";
+
+#[test]
+fn nothing_stays_of_an_upload_whose_caller_hangs_up_at_its_end() {
+    let (mut setup, server) = (Setup::new(), ObjectServer::start().expect("an S3 server"));
+    let gate = RequestGate::to(&server.endpoint(), SECOND_PART, false);
+    let settings = place_at(&setup, &gate.endpoint(), "files", "uploads");
+    setup.gateway(&set(&settings));
+    let (gateway, content) = (&setup.gateways[0], vec![7; 6 << 20]);
+    hang_up_at_the_end(gateway, &gate, &server, &content);
     gate.open();
     until("nothing is left", || {
         (server.unfinished_uploads().unwrap() == 0 && keys(&server).is_empty()).then_some(())
     });
     let stored = upload(gateway, "", &content);
     assert_eq!((stored.status, server.unfinished_uploads().unwrap(), keys(&server).len()), (200, 0, 2));
+}
+
+#[test]
+fn a_gateway_that_stops_removes_an_upload_whose_caller_hung_up() {
+    let (mut setup, server) = (Setup::new(), ObjectServer::start().expect("an S3 server"));
+    let gate = RequestGate::to(&server.endpoint(), SECOND_PART, false);
+    let settings = place_at(&setup, &gate.endpoint(), "files", "uploads");
+    setup.gateway(&set(&settings));
+    hang_up_at_the_end(&setup.gateways[0], &gate, &server, &vec![7; 6 << 20]);
+    stop_during_work(&mut setup.gateways[0], &gate);
+    assert_eq!((server.unfinished_uploads().unwrap(), keys(&server).len()), (0, 0));
+}
+
+#[test]
+fn a_gateway_that_stops_stores_a_withdrawal_whose_caller_hung_up() {
+    let (mut setup, server) = (Setup::new(), ObjectServer::start().expect("an S3 server"));
+    let gate = RequestGate::to(&server.endpoint(), "PUT /jobs/results/local/mine.json", false);
+    let settings = place_at(&setup, &gate.endpoint(), "results", "results");
+    setup.worker(&[ECHO], &[]);
+    for _ in 0..2 {
+        setup.gateway(&set(&settings));
+    }
+    setup.wait_for_models(&[ECHO]);
+    setup.workers[0].signal("STOP");
+    let job = json!({"model": ECHO, "inputs": ["x"]});
+    let accepted = setup.gateways[0].send("PUT", "/v1/jobs/mine", &[], Some(&job));
+    assert_eq!(accepted.status, 202, "{accepted:?}");
+    let caller = send_only(&setup.gateways[0], "DELETE", "/v1/jobs/mine", "");
+    until("the withdrawal is being stored", || (gate.seen() > 0).then_some(()));
+    hang_up(&setup.gateways[0], caller);
+    stop_during_work(&mut setup.gateways[0], &gate);
+    assert_eq!(setup.gateways[1].get("/v1/jobs/mine").json()["state"], "withdrawn");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod callers;
 mod cancel;
+mod configuration;
 mod control_command;
 mod control_messages;
 mod dlq;

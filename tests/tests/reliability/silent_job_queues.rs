@@ -1,12 +1,14 @@
 //! A model whose queue takes jobs and confirms none: a client's jobs for other models go on. Each test has its own broker.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
+use tokio::time::timeout;
 use vramq_producer::{Client, Input, Job, Params, SubmitOptions};
 use vramq_schemas::topology::{JOBS_EXCHANGE, jobs_queue};
 use vramq_tests::node::Node;
 use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::DEADLINE;
 
 use crate::silence::Silence;
 use crate::silent_replies::loses_its_metadata;
@@ -67,10 +69,11 @@ async fn a_model_whose_queue_confirms_nothing_holds_up_no_other_model(
         ensure!(outputs.len() == 1, "{text}: {outputs:?}");
         Ok(())
     });
-    tokio::select! {
-        _ = &mut for_silent => anyhow::bail!("the queue is not silent"),
-        answered = join_all(others) => answered.into_iter().collect::<Result<Vec<_>>>().with_context(|| worker.log.text())?,
+    let answered = tokio::select! {
+        _ = &mut for_silent => bail!("the queue is not silent"),
+        answered = timeout(DEADLINE, join_all(others)) => answered.context("the other model's jobs wait")?,
     };
+    answered.into_iter().collect::<Result<()>>().with_context(|| worker.log.text())?;
 
     silence.end(env).await?;
     let published = for_silent.await.into_iter().collect::<Result<Vec<_>, _>>()?;

@@ -1,0 +1,96 @@
+//! The life of a gateway: start, serve, drain, end.
+
+mod runtime;
+mod start;
+mod sweeps;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use tokio::time::timeout;
+use vramq_spans::Spans;
+
+use crate::app::App;
+use crate::config::Config;
+use crate::drain::{LAST_ANSWERS, last_answers_over};
+use crate::routes::router;
+use crate::server::Connections;
+pub use runtime::run_to_end;
+use start::{Started, start};
+
+/// The exit codes of the contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    Drained = 0,
+    CutOff = 1,
+    Usage = 2,
+    Unreachable = 3,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// Runs a gateway until it has drained.
+///
+/// # Errors
+/// In words: the gateway cannot start as it is configured.
+pub async fn run(config: Config) -> Result<Exit, String> {
+    let Some(Started { app, server, spans }) = start(config).await? else { return Ok(Exit::Unreachable) };
+    let connections = server.serve(router(app.clone(), spans.clone()), &app.metrics).await;
+    let all_answered = drain(&app, connections).await;
+    Ok(end(&app, spans, all_answered).await)
+}
+
+/// Waits for what would be lost with the process: answers, work that goes on without its request, withdrawals, actions of operators. Returns
+/// whether all requests were answered.
+async fn drain(app: &App, connections: Connections) -> bool {
+    let mut all_answered = false;
+    let ending = async {
+        connections.all_answered().await;
+        all_answered = true;
+        let work = app.background.count();
+        if work > 0 {
+            tracing::info!(
+                work,
+                "waiting for work that goes on without its request, such as storing a withdrawal"
+            );
+        }
+        app.background.all_ended().await;
+    };
+    tokio::select! {
+        () = ending => {}
+        () = last_answers_over(app.drain.clone()) => {
+            let work = app.background.count();
+            if work > 0 {
+                tracing::warn!(
+                    work,
+                    "stopping before all work has ended that goes on without its request, such as storing a withdrawal"
+                );
+            }
+        }
+    }
+    app.leave_unfinished_jobs().await;
+    if let Some(operator) = &app.operator {
+        // An action whose caller has hung up may still run. The end of the drain stops it.
+        let _ = timeout(app.config.http.drain + LAST_ANSWERS, operator.idle()).await;
+    }
+    all_answered
+}
+
+/// Closes the connections to the broker, sends the last spans, and chooses the exit code.
+async fn end(app: &App, spans: Option<Arc<Spans>>, all_answered: bool) -> Exit {
+    if let Some(adoption) = &app.adoption {
+        adoption.client.close().await;
+    }
+    app.client.close().await;
+    if let Some(spans) = spans {
+        // An `Err` is a panic of the SDK, which only loses spans.
+        let _ = tokio::task::spawn_blocking(move || spans.finish()).await;
+    }
+    let cut_off = app.cut_off_count();
+    tracing::info!(all_answered, cut_off, "drained");
+    if all_answered && cut_off == 0 { Exit::Drained } else { Exit::CutOff }
+}
