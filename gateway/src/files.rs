@@ -133,7 +133,7 @@ impl FileStore {
         room: UploadRoom,
     ) -> Result<FileView, Problem> {
         let id = format!("file-{}", Uuid::new_v4().simple());
-        let held = Held { room, reserved: self.used.reserve(owner) };
+        let held = Held { _room: room, reserved: self.used.reserve(owner) };
         let begun = Upload::begin(&self.storage.objects, content_path(owner, &id), self.part_bytes(), held);
         let mut upload = begun.await.map_err(|e| failed("store the file", &e))?;
         let bytes = self.stream(&mut upload, pieces).await?;

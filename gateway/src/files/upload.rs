@@ -40,7 +40,7 @@ pub struct Upload {
 /// What an upload holds until it is stored, or removed again. Its caller may be gone before.
 pub struct Held {
     /// Its room in memory.
-    pub room: UploadRoom,
+    pub _room: UploadRoom,
     /// Its bytes in the place.
     pub reserved: Reserved,
 }
@@ -170,7 +170,7 @@ mod tests {
         objects.put(&other, vec![1].into()).await.unwrap();
         for is_whole in [true, false] {
             let (memory, used) = (Arc::new(()), Arc::new(Used::new(1, 1)));
-            let held = Held { room: Box::new(Arc::clone(&memory)), reserved: used.reserve("a") };
+            let held = Held { _room: Box::new(Arc::clone(&memory)), reserved: used.reserve("a") };
             let begun = Upload::begin(&objects, Path::from("a/b"), FOLDER_PART_BYTES, held);
             let mut upload = begun.await.unwrap();
             upload.reserve(1).unwrap();
