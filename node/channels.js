@@ -1,8 +1,8 @@
 // The channels of a session on which jobs are published, one for each routing key.
 
-// Before RabbitMQ publishes the first message of a channel to a quorum queue, it registers the channel with the queue. If the queue has lost
-// its majority, RabbitMQ waits for that up to 65 s, and reads nothing else from the channel. So on one channel for all models, a queue without
-// its majority would hold up the jobs of every other model.
+// Before RabbitMQ publishes the first message of a channel to a quorum queue, it registers the channel with the queue. If the queue has
+// lost its majority, RabbitMQ waits for that up to 65 s, and reads nothing else from the channel. So on one channel for all models, a queue
+// without its majority would hold up the jobs of every other model.
 
 // Jobs of a channel that wait for their confirms. A queue that confirms nothing blocks a channel that goes on publishing. After 200 to 400
 // further messages on that channel RabbitMQ reads nothing from the whole connection. With fewer than 200 this never happens.
@@ -10,8 +10,8 @@ const UNCONFIRMED_MAX = 150
 // More than most clients have models. A broker allows 2,047 channels on a connection by default.
 export const CHANNELS_MAX = 64
 
-// Has jobs sent, each on the channel of its key. A job has its turn on the channel until the broker has confirmed it, even if its caller has
-// given up: the broker still has to confirm it.
+// Has jobs sent, each on the channel of its key. A job has its turn on the channel until the broker has confirmed it, even if its caller
+// has given up: it is unconfirmed until then.
 export class JobChannels {
   #openChannel
   #closeChannel
@@ -36,8 +36,8 @@ export class JobChannels {
     return [...this.#byKey.values()].filter(({ channel }) => channel).length
   }
 
-  // Calls `job.send` with the key's channel, and with what is to be called when the job's turn is over. If the session is lost before that, it
-  // calls `job.lost`. If the job has ended before that, it calls neither.
+  // Calls `job.send` with the key's channel, and with what is to be called when the job's turn is over. If the session is lost before that,
+  // it calls `job.lost`. If the job has ended before that, it calls neither.
   add(key, job) {
     if (this.#isLost) return job.lost()
     const own = this.#byKey.get(key) ?? new KeyChannel()

@@ -538,7 +538,7 @@ const scenarios = {
     await assert.rejects(vramq.Client.connect(url, { jobsInFlight: 0 }), RangeError)
   },
 
-  // The queue of "slow" confirms nothing, until the line is printed: jobs for other models go on. Of 901 jobs 899 are sent.
+  // The queue of "slow" confirms nothing, until the line is printed: jobs for other models go on. Of 901 jobs for it 899 are sent.
   async silent(url) {
     const client = await vramq.Client.connect(url)
     const stop = new AbortController()

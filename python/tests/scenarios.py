@@ -780,7 +780,7 @@ def unsent(url):
 
 
 def silent(url):
-    """The queue of "slow" confirms nothing, until the line is printed: jobs for other models go on. Of 904 jobs 900 are sent."""
+    """The queue of "slow" confirms nothing, until the line is printed: jobs for other models go on. Of 902 jobs for it 900 are sent."""
     from vramq import _session
 
     async def run():

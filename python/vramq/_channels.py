@@ -3,9 +3,9 @@
 import asyncio
 from collections import OrderedDict
 
-# Before RabbitMQ publishes the first message of a channel to a quorum queue, it registers the channel with the queue. If the queue has lost
-# its majority, RabbitMQ waits for that up to 65 s, and reads nothing else from the channel. So on one channel for all models, a queue without
-# its majority would hold up the jobs of every other model.
+# Before RabbitMQ publishes the first message of a channel to a quorum queue, it registers the channel with the queue. If the queue has
+# lost its majority, RabbitMQ waits for that up to 65 s, and reads nothing else from the channel. So on one channel for all models, a queue
+# without its majority would hold up the jobs of every other model.
 
 # Jobs of a channel that wait for their confirms. A queue that confirms nothing blocks a channel that goes on publishing. After 200 to 400
 # further messages on that channel RabbitMQ reads nothing from the whole connection. With fewer than 200 this never happens.
@@ -21,7 +21,7 @@ class NotSent(Exception):
 class JobChannels:
     """Publishes jobs, each on the channel of its key.
 
-    A job has its turn on the channel until the broker has confirmed it, even if its caller has given up: the broker still has to confirm it.
+    A job has its turn on the channel until the broker has confirmed it, even if its caller has given up: it is unconfirmed until then.
     """
 
     def __init__(self, open_channel, channels_max, lost, gone):
@@ -31,7 +31,8 @@ class JobChannels:
         self._by_key = OrderedDict()
         # Channels are opened one after the other, in the order in which their keys got their first jobs.
         self._opening = asyncio.Lock()
-        # A future while a key waits for the channel of another one. Open channels take no further jobs then, so that one of them is free soon.
+        # A future while a key waits for the channel of another one. Open channels take no further jobs then, so that one of them is free
+        # soon.
         self._freed = None
         # The tasks of jobs that were sent and whose callers have given up.
         self._abandoned = set()
@@ -43,9 +44,11 @@ class JobChannels:
         return sum(channel.opened is not None for channel in self._by_key.values())
 
     async def publish(self, message, key, until):
-        """Returns once the broker has confirmed the job. Raises as `Exchange.publish` of aio-pika, NotSent, and asyncio.TimeoutError when one
-        of the futures `until` is done first. A job that was not sent by then, or when the caller is cancelled, is never sent."""
+        """Returns once the broker has confirmed the job. Raises as `Exchange.publish` of aio-pika, NotSent, and asyncio.TimeoutError when
+        one of the futures `until` is done first. A job that was not sent by then, or when the caller is cancelled, is never sent."""
         task = asyncio.ensure_future(self._publish(message, key))
+        # Whoever gives up does not ask for its error.
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             await asyncio.wait({task, *until}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -71,8 +74,6 @@ class JobChannels:
             task.cancel()
 
     def _give_up(self, task, message, key):
-        # Nobody asks for its error.
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())
         if self._gone.done() or not self.may_have_sent(key, message.message_id):
             task.cancel()
         else:

@@ -241,8 +241,8 @@ class _JobChannel:
 
 
 def _free_number(connection):
-    """A number for a channel. aiormq itself takes the one above the highest, and with channels that come and go it would soon be too high for
-    the broker. With odd numbers here, it is never at the same time the one that aiormq takes for the channel of withdrawals."""
+    """A number for a channel. aiormq itself takes the one above the highest. With channels that come and go, it would soon be too high for
+    the broker. Odd numbers are not those that aiormq takes at the same time for the channel of withdrawals."""
     taken = connection.transport.connection.channels
     return next(number for number in count(1, 2) if number not in taken)
 
