@@ -49,7 +49,7 @@ function refuseLosses(key, converted) {
     throw new Error(`${place} is ${JSON.stringify(value.slice(0, 40))}, which is no Unicode: half a surrogate pair`)
   }
   if (ArrayBuffer.isView(given)) throw new Error(`${place} is of the type ${classOf(given)}, and JSON has no bytes: make it base64 or an array`)
-  if (EMPTIED.some((is) => is(value))) throw new Error(`${place} is of the type ${classOf(value)}, and JSON has nothing of what is in it`)
+  if (EMPTIED.some((is) => is(value))) throw new Error(`${place} is of the type ${classOf(value)}, of which JSON has no fields: pass a plain object`)
   const isLost = typeof value === 'number' ? !Number.isFinite(value) : ['function', 'symbol'].includes(typeof value)
   // A Date that is none is null in JSON.
   if (isLost || (types.isDate(given) && value === null)) throw new Error(`${place} is ${String(isLost ? value : given).slice(0, 40)}`)

@@ -88,6 +88,8 @@ async function publishOnce(session, pending, body, properties) {
   const outcome = await Promise.race([confirm(session, pending, body, properties), pending.over])
   // A reply may come before the confirm.
   if (!outcome || pending.ended) return undefined
+  // Whatever ended the session, it was not this job.
+  if (outcome.isUnsent) return { isForced: true }
   if (outcome.returned) throw new Unroutable(`no queue for model ${pending.key}: is a worker for it configured? If its workers set a \`key\`, name it.`)
   if (!outcome.error) {
     pending.confirmed = true
@@ -105,30 +107,39 @@ async function publishOnce(session, pending, body, properties) {
   return { blame: BLAMES.includes(fault?.code) ? fault.message : undefined, isForced: fault?.code === CONNECTION_FORCED }
 }
 
+// Waits for the job's turn, sends it, and waits for its confirm.
 function confirm(session, pending, body, properties) {
   return new Promise((resolve, reject) => {
-    const job = {
-      id: pending.id,
-      returned: false,
-      end(error) {
-        // One turn later, because amqplib may say only then why the channel is gone.
-        if (session.unconfirmed.delete(job)) setImmediate(resolve, { error, returned: job.returned })
-      },
+    if (pending.ended) return resolve(undefined)
+    const send = (channel, endTurn) => {
+      const job = {
+        id: pending.id,
+        channel,
+        returned: false,
+        end(error) {
+          if (!session.unconfirmed.delete(job)) return
+          // One turn later, because amqplib may say only then why the channel is gone.
+          setImmediate(resolve, { error, returned: job.returned })
+          endTurn()
+        },
+      }
+      session.unconfirmed.add(job)
+      const confirmed = (error) => job.end(error ?? undefined)
+      try {
+        channel.publish(JOBS_EXCHANGE, pending.key, body, properties, confirmed)
+        pending.sent = true
+      } catch (error) {
+        // Before 2.0 amqplib waits for a confirm of what it has not sent: each following job would have the confirm of the one before.
+        const waiting = channel.unconfirmed
+        if (waiting?.at(-1) === confirmed) waiting.pop()
+        // The channel is closed, or a value has no form in AMQP: then nothing was sent.
+        if (session.isLost || error.name === 'IllegalOperationError') return job.end(error)
+        session.unconfirmed.delete(job)
+        reject(new InvalidJob(`the job's properties or headers have no form in AMQP: ${error.message}`))
+        endTurn()
+      }
     }
-    session.unconfirmed.add(job)
-    const confirmed = (error) => job.end(error ?? undefined)
-    try {
-      session.jobs.publish(JOBS_EXCHANGE, pending.key, body, properties, confirmed)
-      pending.sent = true
-    } catch (error) {
-      // Before 2.0 amqplib waits for a confirm of what it has not sent: each following job would have the confirm of the one before.
-      const waiting = session.jobs.unconfirmed
-      if (waiting?.at(-1) === confirmed) waiting.pop()
-      // The channel is closed, or a value has no form in AMQP: then nothing was sent.
-      if (session.isLost || error.name === 'IllegalOperationError') return job.end(error)
-      session.unconfirmed.delete(job)
-      reject(new InvalidJob(`the job's properties or headers have no form in AMQP: ${error.message}`))
-    }
+    session.jobs.add(pending.key, { send, lost: () => resolve({ isUnsent: true }), atEnd: (call) => pending.atEnd(call) })
   })
 }
 

@@ -2,6 +2,7 @@
 
 import { setTimeout as sleep } from 'node:timers/promises'
 import amqp from 'amqplib'
+import { CHANNELS_MAX, JobChannels } from './channels.js'
 import { ConnectError } from './errors.js'
 
 // Unacknowledged replies: with 64 to 256 a consumer reaches the broker's full rate.
@@ -53,7 +54,8 @@ export class Session {
   isLost = false
   // What the broker said when it closed a channel or connection of jobs, an error with a code.
   fault = undefined
-  // The jobs that wait for their confirm.
+  // The channels on which jobs are published, and the jobs that wait for their confirm.
+  jobs = undefined
   unconfirmed = new Set()
 
   constructor() {
@@ -61,11 +63,13 @@ export class Session {
   }
 
   #lost
+  #gone = () => this.lose()
 
   lose() {
     if (this.isLost) return
     this.isLost = true
     this.#lost()
+    this.jobs?.lose()
     const end = () => {
       for (const job of [...this.unconfirmed]) job.end(new Error('the connection was lost'))
     }
@@ -73,9 +77,14 @@ export class Session {
   }
 
   watch(thing) {
-    thing.on('error', () => this.lose())
-    thing.on('close', () => this.lose())
+    thing.on('error', this.#gone)
+    thing.on('close', this.#gone)
     return thing
+  }
+
+  // It is going to be closed.
+  unwatch(thing) {
+    thing.off('close', this.#gone)
   }
 
   watchJobs(thing) {
@@ -109,6 +118,8 @@ export class Connector {
   #hadQueue = false
   // The queue was not there, and that is not told yet.
   #isMissed = false
+  // Fewer than the default after the broker has refused a further channel.
+  #channelsMax = CHANNELS_MAX
 
   constructor(url, options, replyQueue, take, missed) {
     const parts = /^(amqps?:\/\/)((?:[^@/]*@)?)([^/?]+)(.*)$/.exec(url)
@@ -181,9 +192,13 @@ export class Connector {
 
   async #openJobs(url, session, what) {
     const connection = session.watchJobs(await this.#connect(url, session, what))
-    session.jobs = session.watchJobs(await connection.createConfirmChannel())
-    session.jobs.on('return', ({ properties }) => {
-      for (const job of session.unconfirmed) job.returned ||= job.id === properties.messageId
+    // One is left for withdrawals.
+    const max = Math.max(1, Math.min(this.#channelsMax, connection.connection.channelMax - 1))
+    session.jobs = new JobChannels(() => openChannel(session, connection), (channel) => closeChannel(session, channel), max)
+    session.lost.then(() => {
+      // The broker allows no further channel: from now on half as many have to be enough. Others of this user may need some, too.
+      const { count } = session.jobs
+      if (session.fault?.code === NOT_ALLOWED && count > 0) this.#channelsMax = Math.max(1, count >> 1)
     })
   }
 
@@ -221,8 +236,28 @@ function vhostOf(url) {
   return new URL(url).pathname.slice(1) || '/'
 }
 
-// AMQP's code for a queue that does not exist, or whose node is down.
+// A channel for jobs; undefined if there is none, which loses the session.
+async function openChannel(session, connection) {
+  try {
+    const channel = session.watchJobs(await connection.createConfirmChannel())
+    channel.on('return', ({ properties }) => {
+      for (const job of session.unconfirmed) job.returned ||= job.channel === channel && job.id === properties.messageId
+    })
+    return channel
+  } catch {
+    session.lose()
+    return undefined
+  }
+}
+
+async function closeChannel(session, channel) {
+  session.unwatch(channel)
+  await channel.close().catch(() => session.lose())
+}
+
+// AMQP's codes for a queue that does not exist, or whose node is down, and for more channels than the broker allows.
 const NOT_FOUND = 404
+const NOT_ALLOWED = 530
 
 async function hasQueue(connection, queue) {
   // On a channel of its own: the broker closes it if there is no such queue.

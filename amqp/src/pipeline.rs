@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::pin::Pin;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -9,7 +10,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use lapin::options::ConfirmSelectOptions;
 use lapin::{Connection, ErrorKind};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Sleep, sleep};
 
 use crate::confirms::PublishOutcome;
 use crate::ledger::UnknownOutcome;
@@ -58,15 +59,15 @@ type Confirmed = (u64, Result<(), UnknownOutcome>);
 
 struct Loss {
     error: lapin::Error,
-    at: Instant,
+    /// Ends when a better error is no longer awaited.
+    over: Pin<Box<Sleep>>,
 }
 
 impl Loss {
     /// Whether no better error is to be expected. When the broker closes a channel, a publish may fail first with the channel's state. Those
     /// that await their confirm then fail with the broker's reason.
     fn is_explained(&self) -> bool {
-        !matches!(self.error.kind(), ErrorKind::InvalidChannelState(..))
-            || self.at.elapsed() >= EXPLAINED_WITHIN
+        !matches!(self.error.kind(), ErrorKind::InvalidChannelState(..)) || self.over.is_elapsed()
     }
 }
 
@@ -192,9 +193,11 @@ impl<T> PublishPipeline<T> {
 
     /// The next publish that is confirmed or has failed. `None` if there is none, or if the reason of a loss did not come in time.
     async fn completed(&mut self) -> Option<Confirmed> {
-        match &self.lost {
-            None => self.confirming.next().await,
-            Some(lost) => timeout_at(lost.at + EXPLAINED_WITHIN, self.confirming.next()).await.ok().flatten(),
+        let Some(lost) = &mut self.lost else { return self.confirming.next().await };
+        tokio::select! {
+            biased;
+            completed = self.confirming.next() => completed,
+            () = &mut lost.over => None,
         }
     }
 
@@ -203,7 +206,7 @@ impl<T> PublishPipeline<T> {
             Ok(()) => self.set_confirmed(sequence),
             // Several publishes fail together, and the first error may not say why.
             Err(UnknownOutcome::Closed(error)) => match &mut self.lost {
-                None => self.lost = Some(Loss { error, at: Instant::now() }),
+                None => self.lost = Some(Loss { error, over: Box::pin(sleep(EXPLAINED_WITHIN)) }),
                 Some(lost) if !lost.is_explained() || error.is_amqp_error() => lost.error = error,
                 Some(_) => {}
             },

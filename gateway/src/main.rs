@@ -58,9 +58,9 @@ fn new_key(name: &str) -> Result<Exit, String> {
         ));
     }
     let (key, entry) = keys::new_key(name);
-    println!(
-        "# For the caller, who alone should have it: {key}\n# For the file of keys (http.keys):\n{entry}"
-    );
+    write_output(&format!(
+        "# For the caller, who alone should have it: {key}\n# For the file of keys (http.keys):\n{entry}\n"
+    ))?;
     Ok(Exit::Drained)
 }
 

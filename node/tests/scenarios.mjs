@@ -20,12 +20,12 @@ const MODEL = 'echo'
 const FORCED = 5
 
 // Answers the jobs for `key` as a worker does: `answer` gives the replies of a job, as lists of headers and outputs.
-async function answering(url, key, answer) {
+async function answering(url, key, answer, moreKeys = []) {
   const connection = await amqp.connect(url)
   const channel = await connection.createChannel()
   await channel.assertExchange('vramq.jobs', 'direct', { durable: true })
   const { queue } = await channel.assertQueue('', { exclusive: true })
-  await channel.bindQueue(queue, 'vramq.jobs', key)
+  for (const one of [key, ...moreKeys]) await channel.bindQueue(queue, 'vramq.jobs', one)
   const consume = ({ properties, content }) => {
     const { replyTo, correlationId, headers } = properties
     const { inputs } = JSON.parse(content)
@@ -552,6 +552,49 @@ const scenarios = {
       await assert.rejects(ended, vramq.ClientClosed)
     }
     await assert.rejects(vramq.Client.connect(url, { jobsInFlight: 0 }), RangeError)
+  },
+
+  // The queue of "slow" confirms nothing, until the line is printed: jobs for other models go on. Of 901 jobs for it 899 are sent.
+  async silent(url) {
+    const client = await vramq.Client.connect(url)
+    const stop = new AbortController()
+    let ended = 0
+    const submitted = Array.from({ length: 900 }, (_, n) => client.submit('slow', ['a'], [0, 899].includes(n) ? { signal: stop.signal } : {}))
+    for (const job of submitted) job.catch(() => {}).then(() => (ended += 1))
+    // The client has sent all that it sends while this goes on: more would block its connection.
+    for (let n = 0; n < 50; n += 1) assert.deepEqual((await client.run(MODEL, [`${n}`], { timeoutMs: 30_000 })).outputs, [{ json: `${n}` }])
+    assert.equal(ended, 0)
+    // Jobs whose turn has not come are not sent any more.
+    await assert.rejects(client.submit('slow', ['a'], { timeoutMs: 100 }), vramq.PublishTimeout)
+    stop.abort(new Error('enough'))
+    await Promise.all([0, 899].map((n) => assert.rejects(submitted[n], /enough/)))
+    assert.equal(ended, 2)
+    console.log('answered')
+    await Promise.all(submitted.slice(1, -1))
+    assert.equal(client.reconnects, 0)
+    await client.close()
+  },
+
+  // More models than a client has channels; and `limited` is the URL of a user who has four channels.
+  async many_models(url, limited) {
+    const models = Array.from({ length: 70 }, (_, n) => `model-${n}`)
+    const worker = await answering(url, models[0], (inputs) => [[{}, inputs.map((json) => ({ json }))]], models.slice(1))
+    const all = await vramq.Client.connect(url)
+    for (let times = 0; times < 2; times += 1) {
+      const wanted = models.flatMap((model) => new Array(10).fill(model))
+      const results = await Promise.all(wanted.map((model) => all.run(model, [model], { timeoutMs: 60_000 })))
+      assert.deepEqual(results.map(({ outputs }) => outputs[0].json), wanted)
+    }
+    assert.equal(all.reconnects, 0)
+    await all.close()
+    const few = await vramq.Client.connect(limited)
+    for (let times = 0; times < 3; times += 1) {
+      for (const model of models.slice(0, 12)) assert.deepEqual((await few.run(model, [model], { timeoutMs: 60_000 })).outputs, [{ json: model }])
+    }
+    // Each time the broker refuses a channel, half as many have to be enough.
+    assert.ok(few.reconnects <= 6, `${few.reconnects}`)
+    await few.close()
+    await worker.close()
   },
 
   // An id names one job: that of a forgotten one is free when its reply has come, that of a withdrawn one at once.

@@ -160,7 +160,7 @@ impl Actor {
                     if let Some(lapin::Event::Error(error)) = &event
                         && !error.is_amqp_soft_error()
                     {
-                        self.jobs.connection_lost(error);
+                        self.jobs.connection_lost(error, &self.registry);
                     }
                     if let Some(error) = lost(event) {
                         break End::Lost(error);

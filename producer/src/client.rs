@@ -213,6 +213,8 @@ impl Handle {
         options: SubmitOptions,
         reply_to: Option<&ShortString>,
     ) -> Result<(Registration, Receivers), PublishError> {
+        // Before the permit, so that jobs which wait for a queue that does not answer hold no permits of others.
+        let place = self.key_limits.place(options.key_of(&job)).await;
         let permit = Arc::clone(&self.jobs_in_flight).acquire_owned().await;
         let permit = permit.map_err(|_| PublishError::Closed)?;
         let withdraws = self.withdraws && reply_to.is_some();
@@ -222,7 +224,7 @@ impl Handle {
             .registry
             .register(&id, items, permit, reply_to.is_some(), withdrawal)
             .ok_or_else(|| PublishError::DuplicateId { id: id.clone() })?;
-        let place = self.key_limits.place(&message.routing_key, message.body.len()).await;
+        let place = place.with_body(message.body.len()).await;
         let (published, result) = oneshot::channel();
         let outgoing =
             Outgoing { id, registration: registration.number(), message, published, _place: place };

@@ -60,10 +60,6 @@ impl JobChannel {
         matches!(self.publisher, Publisher::Open(_))
     }
 
-    pub(crate) fn is_opening(&self) -> bool {
-        matches!(self.publisher, Publisher::Opening(_))
-    }
-
     /// How many jobs it has.
     pub(crate) fn jobs(&self) -> usize {
         self.waiting.len() + self.published.len()
@@ -89,8 +85,8 @@ impl JobChannel {
     }
 
     /// The first job to be published.
-    pub(crate) fn first_waiting(&self) -> Option<u64> {
-        self.waiting.first_key_value().map(|(number, _)| *number)
+    pub(crate) fn first_waiting(&self) -> Option<(u64, &Outgoing)> {
+        self.waiting.first_key_value().map(|(number, outgoing)| (*number, outgoing))
     }
 
     /// Whether a job may be published now. Begins to open the channel if it is closed.

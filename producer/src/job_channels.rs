@@ -9,7 +9,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::future::{pending, poll_fn};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use lapin::types::ShortString;
 use lapin::{Connection, ErrorKind};
@@ -23,8 +24,11 @@ use crate::outgoing::Outgoing;
 use crate::registry::Registry;
 use crate::suspects::{Suspects, Turn};
 
-/// With more routing keys at a time, some share a channel. Few brokers allow fewer than 128 channels for each connection.
+/// With more routing keys at a time, some share a channel.
 const CHANNELS_MAX: usize = 64;
+
+/// For so long no more channels are opened than the broker allowed its user, all connections together.
+const LIMITED_FOR: Duration = Duration::from_secs(600);
 
 /// AMQP's codes for an exchange that does not exist, for one that this user may not write to, and for more channels than the user may have.
 const NOT_FOUND: u16 = 404;
@@ -43,7 +47,10 @@ pub(crate) struct JobChannels {
     channels: Vec<JobChannel>,
     /// The routing keys that have jobs.
     keys: HashMap<ShortString, Key>,
+    /// How many channels the connection may have.
     channels_max: usize,
+    /// How many the broker allowed when it refused further ones, and until when that counts.
+    limit: Option<(usize, Instant)>,
     next_number: u64,
     suspects: Suspects,
     /// Sessions lost, and attempts to connect failed, since the last confirm.
@@ -64,6 +71,7 @@ impl Default for JobChannels {
             channels: Vec::new(),
             keys: HashMap::new(),
             channels_max: CHANNELS_MAX,
+            limit: None,
             next_number: 0,
             suspects: Suspects::default(),
             failures: 0,
@@ -74,6 +82,9 @@ impl Default for JobChannels {
 impl JobChannels {
     /// All jobs are published from here on, on channels of this connection. `first` is one of them.
     pub(crate) fn begin_session(&mut self, connection: Arc<Connection>, first: PublishPipeline<u64>) {
+        // Withdrawals need one as well, and the connection itself counts as one.
+        let for_jobs = usize::from(connection.configuration().channel_max()).saturating_sub(2).max(1);
+        self.channels_max = self.limit(Instant::now()).unwrap_or(CHANNELS_MAX).min(for_jobs);
         self.connection = Some(connection);
         let earlier = std::mem::replace(&mut self.channels, vec![JobChannel::has_opened(first)]);
         self.keys.clear();
@@ -160,13 +171,14 @@ impl JobChannels {
             if !self.channels[at].has_room(&connection) {
                 return None;
             }
+            let bytes = self.channels[at].get(number).map_or(0, |outgoing| outgoing.message.body.len());
             if self.publish(at, number, registry) {
-                self.suspects.published(number, now);
+                self.suspects.published(number, bytes, now);
             }
         }
         for at in 0..self.channels.len() {
-            while let Some(number) = self.channels[at].first_waiting()
-                && !self.suspects.contains(number)
+            while let Some((number, outgoing)) = self.channels[at].first_waiting()
+                && !self.suspects.has_key(&outgoing.message.routing_key)
                 && self.channels[at].has_room(&connection)
             {
                 self.publish(at, number, registry);
@@ -189,11 +201,18 @@ impl JobChannels {
     }
 
     fn poll(&mut self, registry: &Registry, context: &mut Context<'_>) -> Poll<lapin::Result<()>> {
-        let mut has_news = false;
+        let (mut has_news, mut lost) = (false, None);
         for at in 0..self.channels.len() {
             let Poll::Ready(outcomes) = self.channels[at].poll(context) else { continue };
             has_news = true;
-            let outcomes = outcomes.inspect_err(|error| self.note_loss(error, Some(at)))?;
+            let outcomes = match outcomes {
+                Ok(outcomes) => outcomes,
+                Err(error) => {
+                    // The others may have confirms, which the broker sent before.
+                    lost.get_or_insert((at, error));
+                    continue;
+                }
+            };
             for (number, outcome) in outcomes {
                 self.failures = 0;
                 self.finish(at, number, |outgoing| {
@@ -204,11 +223,17 @@ impl JobChannels {
                 });
             }
         }
+        if let Some((at, error)) = lost {
+            self.note_loss(&error, Some(at));
+            return Poll::Ready(Err(error));
+        }
         if has_news { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
     /// Notes why the connection is lost.
-    pub(crate) fn connection_lost(&mut self, error: &lapin::Error) {
+    pub(crate) fn connection_lost(&mut self, error: &lapin::Error, registry: &Registry) {
+        // The confirms that have come. A channel that is lost says no more than this error.
+        let _ = self.poll(registry, &mut Context::from_waker(Waker::noop()));
         self.note_loss(error, None);
     }
 
@@ -224,41 +249,49 @@ impl JobChannels {
     fn note_loss(&mut self, error: &lapin::Error, channel: Option<usize>) {
         let (code, text) = match error.kind() {
             ErrorKind::ProtocolError(error) => (error.get_id(), error.get_message().to_string()),
-            ErrorKind::ChannelsLimitReached => (NOT_ALLOWED, String::new()),
             _ => return,
         };
-        if code == NOT_ALLOWED && self.channels.iter().any(JobChannel::is_opening) {
-            self.channels_max = self.channels.iter().filter(|channel| channel.is_open()).count().max(1);
+        let now = Instant::now();
+        if code == NOT_ALLOWED && self.channels.len() > 1 {
+            // Further ones may be needed for more than jobs.
+            let open = self.channels.iter().filter(|channel| channel.is_open()).count();
+            self.limit = Some((open.saturating_sub(1).max(1), now + LIMITED_FOR));
         }
-        let in_flight = match channel {
-            Some(at) if error.is_amqp_soft_error() => self.channels[at].unconfirmed(),
-            _ if OVER_A_FRAME.contains(&code) => self.all_in_flight(Instant::now()),
-            _ => return,
-        };
-        self.blame(code, &text, &in_flight);
+        let in_flight = self.channels.iter().flat_map(JobChannel::unconfirmed);
+        match channel {
+            // These two concern the exchange, and so every job.
+            Some(_) if matches!(code, NOT_FOUND | ACCESS_REFUSED) => self.refuse_all(code, &text),
+            Some(at) if error.is_amqp_soft_error() => {
+                let in_flight = self.channels[at].unconfirmed();
+                self.blame(code, &text, &in_flight);
+            }
+            _ if OVER_A_FRAME.contains(&code) => {
+                let in_flight = self.suspects.among(in_flight, now);
+                self.blame(code, &text, &in_flight);
+            }
+            _ => {}
+        }
     }
 
-    /// The jobs over which the broker may have closed the connection.
-    fn all_in_flight(&self, now: Instant) -> Vec<u64> {
-        match self.suspects.alone(now) {
-            Some(suspect) => vec![suspect],
-            None => self.channels.iter().flat_map(JobChannel::unconfirmed).collect(),
+    fn limit(&self, now: Instant) -> Option<usize> {
+        self.limit.filter(|(_, until)| now < *until).map(|(channels, _)| channels)
+    }
+
+    fn refuse_all(&mut self, code: u16, text: &str) {
+        self.keys.clear();
+        self.suspects = Suspects::default();
+        for (_, outgoing) in self.channels.iter_mut().flat_map(JobChannel::take_jobs) {
+            let refusal = refusal(&outgoing, code, text);
+            outgoing.finish(Err(refusal));
         }
     }
 
     /// The broker has closed a channel or the connection over one of these jobs.
     fn blame(&mut self, code: u16, text: &str, in_flight: &[u64]) {
-        // These two concern the exchange, and so every job.
-        let all = matches!(code, NOT_FOUND | ACCESS_REFUSED);
         for number in in_flight {
             let Some(at) = self.channel_with(*number) else { continue };
-            if all || in_flight.len() == 1 {
-                self.finish(at, *number, |outgoing| {
-                    Err(match code {
-                        NOT_FOUND => unroutable(outgoing.model(), text),
-                        _ => PublishError::Refused { code, text: text.to_owned() },
-                    })
-                });
+            if in_flight.len() == 1 {
+                self.finish(at, *number, |outgoing| Err(refusal(outgoing, code, text)));
             } else if let Some(outgoing) = self.channels[at].get(*number) {
                 self.suspects.add(*number, outgoing.message.routing_key.clone());
             }
@@ -292,6 +325,13 @@ fn answer(outgoing: &Outgoing, outcome: PublishOutcome) -> Result<(), PublishErr
         PublishOutcome::TooLarge => {
             Err(PublishError::TooLarge { bytes: outgoing.message.body.len(), cap: BODY_BYTES_MAX })
         }
+    }
+}
+
+fn refusal(outgoing: &Outgoing, code: u16, text: &str) -> PublishError {
+    match code {
+        NOT_FOUND => unroutable(outgoing.model(), text),
+        _ => PublishError::Refused { code, text: text.to_owned() },
     }
 }
 

@@ -16,7 +16,7 @@ async fn with_jobs(keys: &[&str]) -> (JobChannels, Vec<Published>) {
     for (number, key) in keys.iter().enumerate() {
         let (published, result) = oneshot::channel();
         let message = Message { routing_key: (*key).into(), ..Message::default() };
-        let place = limits.place(&message.routing_key, 1).await;
+        let place = limits.place(key).await.with_body(1).await;
         let (id, registration) = (number.to_string(), number as u64);
         channels.add(Outgoing { id, registration, message, published, _place: place });
         results.push(result);
@@ -64,14 +64,14 @@ async fn a_faulty_job_is_found_and_the_others_get_through() {
 
 #[tokio::test]
 async fn errors_about_the_exchange_fail_every_job() {
-    for (code, unroutable) in [(NOT_FOUND, true), (ACCESS_REFUSED, false)] {
-        let (mut channels, mut results) = with_jobs(&["m"; 3]).await;
-        channels.blame(code, "why", &[0, 1]);
-        for result in &mut results[..2] {
+    for (kind, unroutable) in [(AMQPSoftError::NOTFOUND, true), (AMQPSoftError::ACCESSREFUSED, false)] {
+        let (mut channels, mut results) = with_jobs(&["m", "n", "m"]).await;
+        channels.note_loss(&protocol_error(kind), Some(0));
+        for result in &mut results {
             let error = result.try_recv().unwrap().unwrap_err();
             assert_eq!(matches!(error, PublishError::Unroutable { .. }), unroutable, "{error:?}");
         }
-        assert!(results[2].try_recv().is_err());
+        assert!(channels.keys.is_empty());
         assert_eq!(channels.turn(), Turn::Others);
     }
 }
@@ -80,24 +80,20 @@ async fn errors_about_the_exchange_fail_every_job() {
 async fn a_lost_connection_blames_no_job() {
     for error in [protocol_error(AMQPHardError::CONNECTIONFORCED), ErrorKind::MissingHeartbeatError.into()] {
         let (mut channels, mut results) = with_jobs(&["m"]).await;
-        channels.suspects.add(0, "m".into());
-        channels.suspects.published(0, Instant::now());
-        channels.connection_lost(&error);
+        channels.connection_lost(&error, &Registry::default());
         assert!(results[0].try_recv().is_err());
+        assert_eq!(channels.turn(), Turn::Others);
     }
 }
 
-/// The suspect that was published alone is the faulty job, although jobs for a silent queue are in flight beside it.
+/// The user may have fewer channels: from then on models share them, for a while.
 #[tokio::test]
-async fn an_error_of_the_connection_is_blamed_on_the_suspect_that_is_alone() {
-    let (mut channels, mut results) = with_jobs(&["silent", "m"]).await;
-    channels.suspects.add(1, "m".into());
-    channels.suspects.published(1, Instant::now());
-    channels.connection_lost(&protocol_error(AMQPSoftError::PRECONDITIONFAILED));
-    assert!(results[1].try_recv().is_err(), "an error of some channel");
-    channels.connection_lost(&protocol_error(AMQPHardError::FRAMEERROR));
-    assert!(matches!(results[1].try_recv().unwrap(), Err(PublishError::Refused { code: 501, .. })));
-    assert!(results[0].try_recv().is_err());
+async fn a_limit_of_the_broker_is_kept_for_a_while() {
+    let (mut channels, _results) = with_jobs(&["a", "b"]).await;
+    channels.connection_lost(&protocol_error(AMQPHardError::NOTALLOWED), &Registry::default());
+    let now = Instant::now();
+    assert_eq!(channels.limit(now), Some(1));
+    assert_eq!(channels.limit(now + LIMITED_FOR), None);
 }
 
 #[tokio::test]

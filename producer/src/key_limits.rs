@@ -1,24 +1,29 @@
-//! How many jobs of a routing key may await their confirm. Each key has limits of its own, so that the jobs for a queue that does not
-//! answer take no places of others.
+//! How many jobs may await their confirm. Each routing key has limits of its own, so that the jobs for a queue that does not answer take
+//! few places of others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lapin::types::ShortString;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Jobs of a routing key. RabbitMQ reads nothing from a connection any more when a channel that waits for a queue has got 200 to 400
 /// messages. With fewer, a queue that does not answer holds up only its channel.
 pub(crate) const JOBS_MAX: usize = 192;
 
-/// Bytes of their bodies: two of the largest allowed.
+/// Bytes of the bodies of a key's jobs: two of the largest allowed.
 pub(crate) const BODY_BYTES_MAX: usize = 32 * 1024 * 1024;
 
-/// With more keys, those without jobs are forgotten. Their limits are full, so they lose nothing.
+/// Bytes of all bodies: as much as eight keys may have.
+const ALL_BODY_BYTES_MAX: usize = 8 * BODY_BYTES_MAX;
+
+/// With more keys, those without jobs are forgotten. They lose nothing by it.
 const REMEMBERED: usize = 256;
 
-#[derive(Debug, Default)]
-pub(crate) struct KeyLimits(Mutex<HashMap<ShortString, KeyLimit>>);
+#[derive(Debug)]
+pub(crate) struct KeyLimits {
+    keys: Mutex<HashMap<String, KeyLimit>>,
+    all_bytes: Arc<Semaphore>,
+}
 
 #[derive(Clone, Debug)]
 struct KeyLimit {
@@ -26,29 +31,54 @@ struct KeyLimit {
     bytes: Arc<Semaphore>,
 }
 
-/// The place of a job, until this is dropped.
+/// The place of a job among those of its key, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
     _job: OwnedSemaphorePermit,
-    _bytes: OwnedSemaphorePermit,
+    key_bytes: Arc<Semaphore>,
+    all_bytes: Arc<Semaphore>,
+}
+
+/// The place of a job whose body is known.
+#[derive(Debug)]
+pub(crate) struct BodyPlace {
+    _place: Place,
+    _of_key: OwnedSemaphorePermit,
+    _of_all: OwnedSemaphorePermit,
+}
+
+impl Default for KeyLimits {
+    fn default() -> Self {
+        Self { keys: Mutex::default(), all_bytes: Arc::new(Semaphore::new(ALL_BODY_BYTES_MAX)) }
+    }
 }
 
 impl KeyLimits {
-    /// Waits until a job of this key with so many bytes may be published. Jobs of a key have their turn in the order of these calls.
-    pub(crate) async fn place(&self, key: &ShortString, bytes: usize) -> Place {
-        let limit = self.of(key);
-        let bytes = u32::try_from(bytes.min(BODY_BYTES_MAX)).unwrap_or(u32::MAX);
-        Place { _job: acquire(limit.jobs, 1).await, _bytes: acquire(limit.bytes, bytes).await }
+    /// Waits until another job of this key may be published.
+    pub(crate) async fn place(&self, key: &str) -> Place {
+        let KeyLimit { jobs, bytes } = self.of(key);
+        Place { _job: acquire(jobs, 1).await, key_bytes: bytes, all_bytes: Arc::clone(&self.all_bytes) }
     }
 
-    fn of(&self, key: &ShortString) -> KeyLimit {
+    fn of(&self, key: &str) -> KeyLimit {
         // Nothing panics while it holds the lock.
-        let mut limits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if limits.len() >= REMEMBERED && !limits.contains_key(key) {
-            // Whoever waits for a place or has one holds the semaphore.
-            limits.retain(|_, limit| Arc::strong_count(&limit.jobs) > 1);
+        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        if keys.len() >= REMEMBERED && !keys.contains_key(key) {
+            // Whoever waits for a place or has one holds a semaphore.
+            keys.retain(|_, limit| Arc::strong_count(&limit.jobs) > 1);
         }
-        limits.entry(key.clone()).or_default().clone()
+        keys.entry(key.to_owned()).or_default().clone()
+    }
+}
+
+impl Place {
+    /// Waits until so many bytes may be published.
+    pub(crate) async fn with_body(self, bytes: usize) -> BodyPlace {
+        let bytes = u32::try_from(bytes.min(BODY_BYTES_MAX)).unwrap_or(u32::MAX);
+        // In this order, whoever waits for a slow key holds no bytes of all.
+        let of_key = acquire(Arc::clone(&self.key_bytes), bytes).await;
+        let of_all = acquire(Arc::clone(&self.all_bytes), bytes).await;
+        BodyPlace { _place: self, _of_key: of_key, _of_all: of_all }
     }
 }
 
@@ -68,8 +98,8 @@ mod tests {
 
     use super::*;
 
-    fn now(limits: &KeyLimits, key: &str, bytes: usize) -> Option<Place> {
-        limits.place(&key.into(), bytes).now_or_never()
+    fn now(limits: &KeyLimits, key: &str, bytes: usize) -> Option<BodyPlace> {
+        limits.place(key).now_or_never()?.with_body(bytes).now_or_never()
     }
 
     #[test]
@@ -85,12 +115,22 @@ mod tests {
     }
 
     #[test]
+    fn the_bytes_of_all_keys_are_bounded() {
+        let limits = KeyLimits::default();
+        let full = |at: usize| now(&limits, &at.to_string(), BODY_BYTES_MAX);
+        let mut places = (0..8).map(|at| full(at).unwrap()).collect::<Vec<_>>();
+        assert!(full(8).is_none());
+        places.pop();
+        assert!(full(8).is_some());
+    }
+
+    #[test]
     fn only_keys_without_jobs_are_forgotten() {
         let limits = KeyLimits::default();
         let _used = now(&limits, "used", BODY_BYTES_MAX).unwrap();
         for other in 0..3 * REMEMBERED {
             drop(now(&limits, &format!("other {other}"), 1));
-            assert!(limits.0.lock().unwrap().len() <= REMEMBERED);
+            assert!(limits.keys.lock().unwrap().len() <= REMEMBERED);
         }
         assert!(now(&limits, "used", 1).is_none());
     }

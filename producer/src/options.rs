@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lapin::types::ShortString;
 use vramq_amqp::{Address, Credentials};
-use vramq_schemas::Encoding;
+use vramq_schemas::{Encoding, Job};
 
 use crate::error::ConnectError;
 
@@ -206,6 +206,13 @@ pub struct SubmitOptions {
     /// [`DIGEST`](vramq_schemas::withdrawal::DIGEST) of the caller's own secret, only the caller can withdraw the job; the client never
     /// does.
     pub headers: Vec<(String, String)>,
+}
+
+impl SubmitOptions {
+    /// The routing key of a job.
+    pub(crate) fn key_of<'a>(&'a self, job: &'a Job) -> &'a str {
+        self.key.as_deref().unwrap_or(&job.model)
+    }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use vramq_schemas::withdrawal::{DIGEST, Withdrawal};
 use vramq_schemas::{BODY_BYTES_MAX, Encoding, ITEMS_MAX, Input, Job, codec, fields, is_tracestate};
 
 use crate::error::PublishError;
-use crate::key_limits::Place;
+use crate::key_limits::BodyPlace;
 use crate::options::SubmitOptions;
 
 /// The delivery mode of a message that survives a restart of the broker.
@@ -36,7 +36,7 @@ pub(crate) struct Outgoing {
     /// Receives one value, when the broker's answer is known.
     pub(crate) published: oneshot::Sender<Result<(), PublishError>>,
     /// Its place among the jobs of its routing key.
-    pub(crate) _place: Place,
+    pub(crate) _place: BodyPlace,
 }
 
 impl Outgoing {
@@ -96,7 +96,7 @@ impl EncodedJob {
             headers.insert(DIGEST.into(), whole(&withdrawal.digest().to_string()));
         }
         check_header_bytes(&headers)?;
-        let key = options.key.as_deref().unwrap_or(&job.model);
+        let key = options.key_of(&job);
         check_model_name(key)?;
         let routing_key = short("key", key)?;
         let bytes = job.inputs.iter().map(input_bytes).sum::<usize>();

@@ -103,7 +103,7 @@ def progress(url, folder):
     assert reports[0] == (0, 0.0, "") and set(reports[1:]) == {(0, 0.25, "a quarter, ñ"), (1, 0.25, "a quarter, ñ")}, reports
 
 
-async def answering(url, key, answer):
+async def answering(url, key, answer, *more_keys):
     """Answers the jobs for `key` as a worker does: `answer` gives the replies of a job, as pairs of headers and outputs. Returns the
     connection."""
     import aio_pika
@@ -112,7 +112,8 @@ async def answering(url, key, answer):
     channel = await connection.channel()
     exchange = await channel.declare_exchange("vramq.jobs", durable=True)
     queue = await channel.declare_queue(exclusive=True)
-    await queue.bind(exchange, routing_key=key)
+    for one in (key, *more_keys):
+        await queue.bind(exchange, routing_key=one)
 
     async def consume(message):
         inputs = json.loads(message.body)["inputs"]
@@ -759,8 +760,9 @@ def unsent(url):
         await queue.bind("vramq.jobs", routing_key=MODEL)
         await queue.consume(see, no_ack=True)
         async with vramq.AsyncClient(url) as client:
-            runs = [asyncio.ensure_future(client.run(MODEL, ["a"])) for _ in range(500)]
-            for _ in range(20):
+            runs = [asyncio.ensure_future(client.run(MODEL, ["a"], id=f"{n}")) for n in range(500)]
+            await asyncio.sleep(0)
+            while not client._session.jobs.may_have_sent(MODEL, "10"):
                 await asyncio.sleep(0)
             for one in runs:
                 one.cancel()
@@ -770,9 +772,78 @@ def unsent(url):
             await client.run(MODEL, ["b"], id="the last")
             while "the last" not in seen:
                 await asyncio.sleep(0.05)
-            assert len(seen) < 500, "all were sent, and this shows nothing"
+            assert 10 < len(seen) < 500, f"{len(seen)} were sent, and this shows nothing"
             assert withdrawn <= seen, f"{len(withdrawn - seen)} of {len(withdrawn)} withdrawn jobs were not sent"
         await connection.close()
+
+    asyncio.run(run())
+
+
+def silent(url):
+    """The queue of "slow" confirms nothing, until the line is printed: jobs for other models go on. Of 902 jobs for it 900 are sent."""
+    from vramq import _session
+
+    async def run():
+        async with vramq.AsyncClient(url) as client:
+            submitted = [asyncio.ensure_future(client.submit("slow", ["a"], id=f"{n}")) for n in range(900)]
+            for job in submitted:
+                # If this fails, asyncio is not to write a traceback for each.
+                job.add_done_callback(lambda job: job.cancelled() or job.exception())
+            # The client has sent all that it sends while this goes on: more would block its connection.
+            for n in range(50):
+                assert (await client.run(MODEL, [f"{n}"], timeout=30)).outputs == [f"{n}"]
+            assert not any(job.done() for job in submitted)
+            # Jobs whose turn has not come are not sent any more; one that was sent is withdrawn.
+            await raises_async(vramq.PublishTimeout, client.submit("slow", ["a"], timeout=0.1))
+            for job in (submitted[0], submitted[-1]):
+                job.cancel()
+                await raises_async(asyncio.CancelledError, job)
+            assert list(client._withdrawals._open) == ["0"], client._withdrawals._open
+            async with crowded() as waiting:
+                assert not any(job.done() for job in submitted[1:-1])
+                print("answered", flush=True)
+                await asyncio.gather(*submitted[1:-1], waiting)
+            assert client.reconnects == 0
+
+    @contextlib.asynccontextmanager
+    async def crowded():
+        """With all channels busy a job waits for one, and is not sent if it ends before. Yields a job that is confirmed with the others."""
+        channels_max, _session.CHANNELS_MAX = _session.CHANNELS_MAX, 1
+        async with vramq.AsyncClient(url) as client:
+            _session.CHANNELS_MAX = channels_max
+            silent = asyncio.ensure_future(client.submit("slow", ["a"], id="silent"))
+            await asyncio.sleep(0)
+            while not client._session.jobs.may_have_sent("slow", "silent"):
+                await asyncio.sleep(0.01)
+            await raises_async(vramq.PublishTimeout, client.submit(MODEL, ["a"], timeout=0.1))
+            waiting = [asyncio.ensure_future(client.run(MODEL, [f"{n}"])) for n in range(2)]
+            await asyncio.wait(waiting, timeout=0.1)
+            waiting[0].cancel()
+            await raises_async(asyncio.CancelledError, waiting[0])
+            assert not client._withdrawals._open, "jobs without a channel were sent"
+            yield silent
+            assert (await waiting[1]).outputs == ["1"] and client.reconnects == 0
+
+    asyncio.run(run())
+
+
+def many_models(url, limited):
+    """More models than a client has channels; and `limited` is the URL of a user who has four channels."""
+    models = [f"model-{n}" for n in range(70)]
+
+    async def run():
+        worker = await answering(url, models[0], lambda _, inputs: [({}, [{"json": text} for text in inputs])], *models[1:])
+        async with vramq.AsyncClient(url) as client:
+            for _ in range(2):
+                jobs = [client.run(model, [model], timeout=60) for model in models for _ in range(10)]
+                assert [result.outputs for result in await asyncio.gather(*jobs)] == [[model] for model in models for _ in range(10)]
+            assert client.reconnects == 0 and client._session.jobs.count == 64
+        async with vramq.AsyncClient(limited) as client:
+            for model in models[:12] * 3:
+                assert (await client.run(model, [model], timeout=60)).outputs == [model]
+            # Each time the broker refuses a channel, half as many have to be enough.
+            assert client.reconnects <= 6, client.reconnects
+        await worker.close()
 
     asyncio.run(run())
 

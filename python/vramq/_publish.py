@@ -5,6 +5,7 @@ import asyncio
 from aiormq import exceptions as amqp
 
 from . import _wire
+from ._channels import NotSent
 from ._session import LOST, in_own_task
 from .errors import (
     ConnectError, InvalidReply, JobFailed, JobTimeout, PublishRefused, PublishTimeout, QueueFull, Unroutable,
@@ -83,9 +84,12 @@ class Publisher:
 
 
 async def _publish_once(session, message, pending):
-    pending.is_being_sent = lambda: session.may_have_sent(pending.id)
+    pending.is_being_sent = lambda: session.jobs.may_have_sent(pending.key, pending.id)
     try:
-        await in_own_task(session.jobs.publish(message, routing_key=pending.key, mandatory=True), until=(pending.future, session.gone))
+        await session.jobs.publish(message, pending.key, until=(pending.future, session.gone))
+    except NotSent:
+        # Whatever ended the session, it was not this job.
+        raise Lost(is_forced=True) from None
     except asyncio.TimeoutError:
         if pending.future.done():
             return _ended(pending)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 import ssl
+from itertools import count
 from urllib.parse import unquote
 
 import aio_pika
@@ -13,6 +14,7 @@ from pamqp.exceptions import PAMQPException
 from yarl import URL
 
 from . import _wire
+from ._channels import CHANNELS_MAX, JobChannels
 from .errors import ConnectError
 
 # They log each lost connection with a traceback, and Python would write that to standard error in programs without a logging of their own.
@@ -68,7 +70,7 @@ class Session:
 
     def __init__(self):
         self.connections = []
-        self.jobs = self.replies = self.stop_replies = self._numbers = None
+        self.jobs = self.replies = self.stop_replies = None
         # Why the first connection or channel was closed, if the broker said it.
         self.fault = None
         # Whether the broker has not answered in time.
@@ -83,15 +85,17 @@ class Session:
             self.lost.set_result(why)
 
     def watch(self, thing, name):
-        thing.close_callbacks.add(lambda *args: self._closed(name, args[-1]))
+        """Loses the session when a connection or channel is closed. Returns a function that ends this."""
+
+        def closed(*args):
+            self._closed(name, args[-1])
+
+        thing.close_callbacks.add(closed)
+        return lambda: thing.close_callbacks.discard(closed)
 
     def _closed(self, name, error):
         self.fault = self.fault or error
         self.lose(f"{name}: {error or 'closed'}")
-
-    def may_have_sent(self, job_id):
-        """Whether the broker may have a job that is being published. aiormq sends one after the other, and gives each a number then."""
-        return self._numbers is None or job_id in self._numbers
 
     async def drop(self):
         self.lose("dropped")
@@ -99,6 +103,8 @@ class Session:
         closing = (in_own_task(connection.close(), seconds) for connection in self.connections)
         # One that was lost already raises: there is nothing to close.
         await asyncio.gather(*closing, return_exceptions=True)
+        if self.jobs is not None:
+            self.jobs.end()
 
 
 class Connector:
@@ -116,6 +122,8 @@ class Connector:
             self._ssl_context.load_verify_locations(cafile=ca)
         self._reply_queue, self._expires_ms, self._take, self._missed = reply_queue, expires_ms, take, missed
         self._had_queue = False
+        # Fewer than the default after the broker has refused a further channel.
+        self._channels_max = CHANNELS_MAX
         # The queue was not there, and that is not told yet.
         self._is_missed = False
 
@@ -172,12 +180,25 @@ class Connector:
         await self._open_jobs(url, session, "jobs")
 
     async def _open_jobs(self, url, session, name):
-        jobs = await self._connect(url, session, name)
-        publishing = await jobs.channel(publisher_confirms=True, on_return_raises=True)
-        session.watch(publishing, "jobs")
-        session._numbers = getattr(await publishing.get_underlay_channel(), "message_id_delivery_tag", None)
-        # Not declared, and not asked for: publishers need no permission but to write to it.
-        session.jobs = await publishing.get_exchange(_wire.JOBS_EXCHANGE, ensure=False)
+        connection = await self._connect(url, session, name)
+        session.jobs = JobChannels(lambda: self._open_channel(session, connection), self._channels_max, session.lost, session.gone)
+        session.lost.add_done_callback(lambda _: self._heed_limit(session))
+
+    async def _open_channel(self, session, connection):
+        """A channel for jobs; None if there is none, which loses the session."""
+        try:
+            channel = await in_own_task(connection.channel(_free_number(connection), publisher_confirms=True, on_return_raises=True))
+            return await _JobChannel.of(channel, session.watch(channel, "jobs"))
+        except (AMQPError, *LOST) as error:
+            if isinstance(error, ConnectionClosed):
+                session.fault = session.fault or error
+            session.lose(f"open a channel: {error!r}")
+            return None
+
+    def _heed_limit(self, session):
+        # The broker allows no further channel: from now on half as many have to be enough. Others of this user may need some, too.
+        if isinstance(session.fault, ConnectionNotAllowed) and session.jobs.count > 0:
+            self._channels_max = max(1, session.jobs.count // 2)
 
     async def _connect(self, url, session, what):
         options = {"ssl_context": self._ssl_context} if self._ssl_context else {}
@@ -197,6 +218,33 @@ class Connector:
             return False
         await channel.close()
         return True
+
+
+class _JobChannel:
+    """A channel on which jobs are published."""
+
+    def __init__(self, channel, numbers, exchange, end_watch):
+        self._channel, self._end_watch = channel, end_watch
+        # By id the numbers of the jobs that were sent and are not confirmed; None if aiormq does not say.
+        self.numbers, self.exchange = numbers, exchange
+
+    @classmethod
+    async def of(cls, channel, end_watch):
+        numbers = getattr(await channel.get_underlay_channel(), "message_id_delivery_tag", None)
+        # Not declared, and not asked for: publishers need no permission but to write to it.
+        exchange = await channel.get_exchange(_wire.JOBS_EXCHANGE, ensure=False)
+        return cls(channel, numbers, exchange, end_watch)
+
+    async def close(self):
+        self._end_watch()
+        await in_own_task(self._channel.close())
+
+
+def _free_number(connection):
+    """A number for a channel. aiormq itself takes the one above the highest. With channels that come and go, it would soon be too high for
+    the broker. Odd numbers are not those that aiormq takes at the same time for the channel of withdrawals."""
+    taken = connection.transport.connection.channels
+    return next(number for number in count(1, 2) if number not in taken)
 
 
 def _tell_of_cancel(channel, told):

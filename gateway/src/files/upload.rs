@@ -46,7 +46,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// The upload is removed.
+    /// The upload is removed, as far as the store answers.
     fn give_back(self) {
         self.reserved.give_back();
     }

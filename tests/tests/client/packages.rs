@@ -7,19 +7,26 @@ use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::Command;
+use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{ReplyKind, fields, headers};
 use vramq_tests::authority::{Authority, CLIENT};
 use vramq_tests::node::Node;
 use vramq_tests::programs::{root, setting};
 use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::until;
 use vramq_tests::worker::vramq;
 use vramq_tests::{on_one_setup, on_own_node};
 
-use crate::common::package::{DEADLINE, dead_letters_are_expected, succeeds};
+use crate::common::package::{DEADLINE, UNSERVED, dead_letters_are_expected, succeeds, unserved_model};
 use crate::{node, python};
 
 on_one_setup!(reports_of_a_model_arrive_as_it_made_them, a_job_names_its_application_and_its_trace);
-on_own_node!(a_private_authority_and_certificates_of_clients, an_operator_who_closes_connections_ends_no_job);
+on_own_node!(
+    a_private_authority_and_certificates_of_clients,
+    an_operator_who_closes_connections_ends_no_job,
+    a_silent_queue_holds_up_no_job_of_another_model,
+    there_may_be_more_models_than_channels,
+);
 
 /// The same scenario with each package, in a folder that Node.js needs.
 fn scenarios(folder: &TempDir, name: &str, url: &str) -> Result<[Command; 2]> {
@@ -145,5 +152,62 @@ async fn is_closed_by_an_operator(mut program: Command, node: &Node) -> Result<(
     })
     .await??;
     ensure!(ended.status.success(), "{}: {}", ended.status, String::from_utf8_lossy(&ended.stderr));
+    Ok(())
+}
+
+/// Jobs that a client sends to the silent queue.
+const SENT_TO_SILENT: u32 = 899;
+
+/// The process of the queue stands still: RabbitMQ waits for it as for a quorum queue without its majority.
+async fn a_silent_queue_holds_up_no_job_of_another_model(env: &mut TestEnv, node: &Node) -> Result<()> {
+    env.worker(&[]).await?;
+    unserved_model(env).await?;
+    let queue = jobs_queue(UNSERVED);
+    let folder = tempfile::tempdir()?;
+    let [python, node_js] = scenarios(&folder, "silent", &env.url)?;
+    let oldest_python = python::scenario_with("VRAMQ_TEST_PACKAGE_OLDEST", "silent", &env.url)?;
+    // The Python packages also have a client with one channel, which sends one job.
+    for (scenario, sent) in
+        [(python, SENT_TO_SILENT + 1), (oldest_python, SENT_TO_SILENT + 1), (node_js, SENT_TO_SILENT)]
+    {
+        node.suspend(&env.vhost.name, std::slice::from_ref(&queue)).await?;
+        succeeds_beside_silence(scenario, env, node, &queue).await?;
+        until("the jobs that were sent, and no others", async || {
+            Ok((env.client.ready(&queue).await? == sent).then_some(()))
+        })
+        .await?;
+        env.client.purge(&queue).await?;
+    }
+    Ok(())
+}
+
+/// Runs a program that prints a line when the queue may go on.
+async fn succeeds_beside_silence(
+    mut program: Command,
+    env: &TestEnv,
+    node: &Node,
+    queue: &str,
+) -> Result<()> {
+    program.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut client = program.spawn()?;
+    let mut lines = BufReader::new(client.stdout.take().context("no standard output")?).lines();
+    let line = tokio::time::timeout(DEADLINE, lines.next_line()).await??;
+    node.resume(&env.vhost.name, &[queue.to_owned()]).await?;
+    let ended = tokio::time::timeout(DEADLINE, client.wait_with_output()).await??;
+    ensure!(ended.status.success(), "{}: {}", ended.status, String::from_utf8_lossy(&ended.stderr));
+    ensure!(line.as_deref() == Some("answered"), "{line:?}");
+    Ok(())
+}
+
+async fn there_may_be_more_models_than_channels(env: &mut TestEnv, node: &Node) -> Result<()> {
+    node.ctl(&["add_user", "small", "small"]).await?;
+    node.ctl(&["set_permissions", "-p", &env.vhost.name, "small", ".*", ".*", ".*"]).await?;
+    node.ctl(&["set_user_limits", "small", r#"{"max-channels": 4}"#]).await?;
+    let limited = env.url.replace("guest:guest@", "small:small@");
+    let folder = tempfile::tempdir()?;
+    for mut scenario in scenarios(&folder, "many_models", &env.url)? {
+        scenario.arg(&limited);
+        succeeds(scenario).await?;
+    }
     Ok(())
 }

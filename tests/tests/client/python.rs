@@ -66,7 +66,7 @@ pub fn scenario(name: &str, url: &str) -> Result<Command> {
     scenario_with("VRAMQ_TEST_PACKAGE", name, url)
 }
 
-fn scenario_with(python: &str, name: &str, url: &str) -> Result<Command> {
+pub fn scenario_with(python: &str, name: &str, url: &str) -> Result<Command> {
     let mut command = Command::new(setting(python)?);
     // Isolated: neither this folder nor the user's packages are looked into.
     command.arg("-I").arg(root().join("python/tests/scenarios.py")).args([name, url]);

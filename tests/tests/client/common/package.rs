@@ -17,7 +17,7 @@ use super::held::{HeldWorker, UnpermittedCaller};
 pub const DEADLINE: Duration = Duration::from_secs(300);
 
 /// A model with a queue that nobody consumes.
-const UNSERVED: &str = "slow";
+pub const UNSERVED: &str = "slow";
 
 /// Runs a program; it has to exit with 0.
 pub async fn succeeds(command: Command) -> Result<()> {
