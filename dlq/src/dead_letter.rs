@@ -83,7 +83,7 @@ impl fmt::Display for Group {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetterCause {
     pub reason: String,
-    /// The text of the worker that dead-lettered it.
+    /// What the worker wrote. If the broker dead-lettered it, or nothing tells who did: a sentence that this crate composes.
     pub error: String,
     pub worker: Option<String>,
     pub version: String,

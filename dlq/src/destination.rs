@@ -22,7 +22,10 @@ const ARCHIVED_MAX: usize = 500;
 const LIMITS: Limits =
     Limits { messages: CONFIRMS_IN_FLIGHT, bytes: 32 * 1024 * 1024, body_bytes: 512 * 1024 * 1024 };
 
-/// Opens the publisher of this command.
+/// Opens a channel that publishes dead letters with confirms.
+///
+/// # Errors
+/// The broker does not open it.
 pub async fn publisher<T>(connection: &Connection) -> lapin::Result<PublishPipeline<T>> {
     PublishPipeline::open(connection, LIMITS, MatchBy::PublishSeq).await
 }

@@ -134,13 +134,14 @@ fn what_to_do(letter: &DeadLetter, cause: &DeadLetterCause) -> String {
         );
     }
     match cause.reason.parse::<Reason>() {
-        Ok(reason) => after_worker(reason, &retry),
-        Err(_) => after_broker(&cause.reason, &retry),
+        Ok(reason) => advice_for_reason(reason, &retry),
+        Err(_) => advice_for_broker_reason(&cause.reason, &retry),
     }
 }
 
-/// What to do about a job that RabbitMQ dead-lettered for `reason`. `retry` is the command that retries the job.
-fn after_broker(reason: &str, retry: &str) -> String {
+/// What to do about a job that RabbitMQ dead-lettered for `reason`, or a worker of a later version. `retry` is the command that retries
+/// the job.
+fn advice_for_broker_reason(reason: &str, retry: &str) -> String {
     match reason {
         "delivery-limit" => format!(
             "Workers received it several times and never settled it; their logs of that time show why. It may crash \
@@ -151,8 +152,8 @@ fn after_broker(reason: &str, retry: &str) -> String {
     }
 }
 
-/// What to do about a job that a worker dead-lettered. `retry` is the command that retries it.
-fn after_worker(reason: Reason, retry: &str) -> String {
+/// What to do about a job with a reason of workers, of which the broker has `expired` as well. `retry` is the command that retries it.
+fn advice_for_reason(reason: Reason, retry: &str) -> String {
     match reason {
         Reason::Malformed | Reason::UnsupportedEncoding | Reason::InvalidInput => format!(
             "A retry would fail in the same way: correct the publisher and publish the job again; --body shows the body. Then \
@@ -210,7 +211,8 @@ fn after_worker(reason: Reason, retry: &str) -> String {
         Reason::Cancelled => {
             format!("An operator cancelled it (vramq control cancel). If it is wanted after all: `{retry}`.")
         }
-        // A reason of a later version.
+        Reason::Withdrawn => "It was withdrawn, and should have left no dead letter.".to_owned(),
+        // `Reason` is non-exhaustive outside its crate, so a test finds a missing reason instead of the compiler.
         _ => format!("When the cause is removed: `{retry}`."),
     }
 }
@@ -286,6 +288,8 @@ mod tests {
             });
             let shown = text(&letter);
             assert!(shown.contains("What to do\n") && shown.contains(reason.as_str()), "{shown}");
+            // The advice for a reason that is not known here.
+            assert!(!shown.contains("When the cause is removed"), "{shown}");
             assert!(!shown.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{shown:?}");
         }
     }

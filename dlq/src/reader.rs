@@ -1,8 +1,8 @@
 //! Reads a dead queue, oldest first. Nothing is acknowledged unless the caller asks for it.
 //!
-//! One consumer reads the whole queue, because a quorum queue requeues the messages of one consumer in their order. The messages
-//! of several consumers are requeued consumer by consumer, on RabbitMQ 4 in no certain order. The prefetch is set explicitly
-//! because a quorum queue limits "unlimited" to 2,000.
+//! One consumer reads up to 65,535 dead letters, because a quorum queue requeues the messages of one consumer in their order. The
+//! messages of several consumers are requeued consumer by consumer, on RabbitMQ 4 in no certain order. The prefetch is set
+//! explicitly because a quorum queue limits "unlimited" to 2,000.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,17 +21,17 @@ use crate::error::Error;
 use crate::queue_lock::QueueLock;
 use crate::text::safe;
 
-/// The largest prefetch of AMQP. More dead letters are read by several consumers.
+/// The largest prefetch of AMQP: so many dead letters one consumer holds unacknowledged. For more, another consumer is added.
 const PREFETCH_MAX: u16 = u16::MAX;
 
-/// The longest wait for a delivery before the queue is counted again.
+/// The longest wait for one delivery.
 const SILENCE: Duration = Duration::from_secs(2);
+
+/// After so many silences without a delivery, one more ends the reading.
+const SILENCES_MAX: u32 = 5;
 
 /// The longest wait for the channel to close.
 const CLOSE_MAX: Duration = Duration::from_secs(3);
-
-/// How many such waits end the reading.
-const SILENCES_MAX: u32 = 5;
 
 /// How often a reading is extended by letters that arrived meanwhile. Without a bound it might never end.
 const EXTENSIONS_MAX: u32 = 3;
