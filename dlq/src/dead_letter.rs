@@ -42,7 +42,7 @@ pub struct DeadLetter {
 pub struct Fingerprint([u8; 16]);
 
 /// The hexadecimal digits of a fingerprint that are shown: among 10,000 dead letters, two share them with probability 1/20,000.
-pub(crate) const FINGERPRINT_DIGITS: usize = 10;
+const FINGERPRINT_DIGITS: usize = 10;
 
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::plan::Kind;
 use crate::reader::Unacked;
 use crate::republish::{self, Changes};
-use crate::select::unix_ms;
+use crate::text::unix_ms;
 
 /// Dead letters that are archived between two writes to the disk.
 const ARCHIVED_MAX: usize = 500;

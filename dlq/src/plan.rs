@@ -42,9 +42,15 @@ pub struct Plan {
     pub selected: Vec<Selected>,
     /// How many dead letters match the query, selected or not. Identical ones have one fingerprint.
     copies: HashMap<Fingerprint, usize>,
-    pairing: Pairing,
     /// What each name matches, by id and by fingerprint.
     matches: HashMap<usize, (Vec<Fingerprint>, Vec<Fingerprint>)>,
+}
+
+/// Builds the plan for one queue from all its dead letters, oldest first.
+#[derive(Debug, Default)]
+pub struct PlanBuilder {
+    plan: Plan,
+    pairing: Pairing,
 }
 
 /// What a plan's letters are.
@@ -60,23 +66,35 @@ pub struct Kinds {
     pub retried: u64,
 }
 
-impl Plan {
-    /// Considers the next dead letter of the queue. `before` is how many are selected in other queues.
-    pub fn consider(&mut self, letter: &DeadLetter, query: &Query, before: u64) {
-        let summary = letter.summary();
-        if !query.filter.takes(letter, &summary) || !self.is_named(&summary, &query.names) {
-            return;
+impl PlanBuilder {
+    /// Considers the next dead letter of the queue. Returns whether it is selected. `before` is how many are selected in other queues.
+    pub fn consider(&mut self, letter: &DeadLetter, query: &Query, before: u64) -> bool {
+        let (plan, summary) = (&mut self.plan, letter.summary());
+        if !query.filter.takes(letter, &summary) || !plan.is_named(&summary, &query.names) {
+            return false;
         }
-        *self.copies.entry(summary.fingerprint).or_default() += 1;
-        if query.first.is_some_and(|first| before + self.selected.len() as u64 >= first) {
-            return;
+        *plan.copies.entry(summary.fingerprint).or_default() += 1;
+        if query.first.is_some_and(|first| before + plan.selected.len() as u64 >= first) {
+            return false;
         }
-        self.pairing.add(letter, &summary, self.selected.len());
+        self.pairing.add(letter, &summary, plan.selected.len());
         let kind = if summary.results.is_some() { Kind::Results } else { Kind::Job };
         let Summary { fingerprint, id, retries, .. } = summary;
-        self.selected.push(Selected { fingerprint, id, kind, retried: retries > 0 });
+        plan.selected.push(Selected { fingerprint, id, kind, retried: retries > 0 });
+        true
     }
 
+    /// The plan. Now that all results are known, jobs are paired with theirs.
+    pub fn finish(self) -> Plan {
+        let Self { mut plan, pairing } = self;
+        for (at, results) in pairing.answered() {
+            plan.selected[at].kind = Kind::AnsweredBy(results);
+        }
+        plan
+    }
+}
+
+impl Plan {
     fn is_named(&mut self, letter: &Summary, names: &[Name]) -> bool {
         let mut is_named = names.is_empty();
         for (at, name) in names.iter().enumerate() {
@@ -90,13 +108,6 @@ impl Plan {
             is_named |= name_match != NameMatch::None;
         }
         is_named
-    }
-
-    /// Pairs jobs with their results. To be called after the whole queue was considered.
-    pub fn join(&mut self) {
-        for (at, results) in std::mem::take(&mut self.pairing).answered() {
-            self.selected[at].kind = Kind::AnsweredBy(results);
-        }
     }
 
     /// The letters with the results of jobs that need not run again.
@@ -265,12 +276,11 @@ mod tests {
     }
 
     fn planned(letters: &[DeadLetter], query: &Query) -> Plan {
-        let mut plan = Plan::default();
+        let mut plan = PlanBuilder::default();
         for letter in letters {
             plan.consider(letter, query, 0);
         }
-        plan.join();
-        plan
+        plan.finish()
     }
 
     /// Of a job of five items: with the results from `offset` on, or with the job that stopped there.
@@ -315,9 +325,9 @@ mod tests {
         let plan = planned(&letters, &query(&[], Some(2)));
         let ids: Vec<_> = plan.selected.iter().filter_map(|selected| selected.id.as_deref()).collect();
         assert_eq!(ids, ["a", "b"]);
-        let mut later = Plan::default();
-        later.consider(&letters[2], &query(&[], Some(2)), 2);
-        assert_eq!(later.selected, []);
+        let mut later = PlanBuilder::default();
+        assert!(!later.consider(&letters[2], &query(&[], Some(2)), 2));
+        assert_eq!(later.finish().selected, []);
     }
 
     #[test]

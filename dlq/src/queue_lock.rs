@@ -128,7 +128,7 @@ impl QueueLock {
     }
 
     /// An error of the broker, with what an operator can do about it.
-    pub fn explained(&self, error: lapin::Error) -> Error {
+    pub(crate) fn explained(&self, error: lapin::Error) -> Error {
         let queue = safe(&self.queue);
         match code(&error) {
             Some(NOT_FOUND) => Error::NoQueue(format!(

@@ -3,7 +3,7 @@
 use crate::access::Access;
 use crate::dead_letter::DeadLetter;
 use crate::error::Error;
-use crate::plan::{Plan, Query, unmatched};
+use crate::plan::{Plan, PlanBuilder, Query, unmatched};
 use crate::queue_lock::QueueLock;
 use crate::reader::Reader;
 
@@ -62,13 +62,13 @@ pub async fn plan(access: &Access, models: &[String], query: &Query) -> Result<P
     let mut plans = Vec::new();
     let mut before = 0;
     for model in models {
-        let mut plan = Plan::default();
+        let mut builder = PlanBuilder::default();
         scan(access, model, |letter| {
-            plan.consider(&letter, query, before);
+            builder.consider(&letter, query, before);
             Ok(())
         })
         .await?;
-        plan.join();
+        let plan = builder.finish();
         before += plan.selected.len() as u64;
         plans.push((model.clone(), plan));
     }

@@ -1,6 +1,6 @@
 //! Filters and names that select dead letters. Pure.
 
-use crate::dead_letter::{DeadLetter, FINGERPRINT_DIGITS, Summary};
+use crate::dead_letter::{DeadLetter, Summary};
 
 /// The fewest digits of a fingerprint that match.
 const DIGITS_MIN: usize = 6;
@@ -25,12 +25,6 @@ pub struct Filter {
 /// A moment in Unix milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Since(pub u64);
-
-/// Now, in Unix milliseconds.
-pub fn unix_ms() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
-    now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
-}
 
 impl Filter {
     pub fn is_empty(&self) -> bool {
@@ -82,8 +76,7 @@ impl Name {
             return NameMatch::ById;
         }
         let starts = digits.is_some_and(|digits| {
-            digits.len() >= DIGITS_MIN.min(FINGERPRINT_DIGITS)
-                && letter.fingerprint.digits().starts_with(digits)
+            digits.len() >= DIGITS_MIN && letter.fingerprint.digits().starts_with(digits)
         });
         if starts { NameMatch::ByFingerprint } else { NameMatch::None }
     }

@@ -1,4 +1,6 @@
-//! Text for people: foreign text with control characters escaped, sizes, times, counts. Pure.
+//! Text for people: foreign text with control characters escaped, sizes, times, counts. Pure, except [`unix_ms`].
+
+use std::time::SystemTime;
 
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -19,6 +21,12 @@ pub fn safe(text: &str) -> String {
         if is_active(c) { shown.extend(c.escape_default()) } else { shown.push(c) }
     }
     shown
+}
+
+/// Now, in Unix milliseconds.
+pub fn unix_ms() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// A time in UTC.

@@ -4,7 +4,7 @@ use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use vramq_dlq::archive::Archive;
-use vramq_dlq::plan::{Plan, unmatched};
+use vramq_dlq::plan::{PlanBuilder, unmatched};
 use vramq_dlq::record;
 use vramq_dlq::scan::scan;
 
@@ -40,11 +40,9 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let failed = |error: std::io::Error| Error::writing("the dead letters", &error);
     let (mut plans, mut written) = (Vec::new(), 0);
     for model in &models {
-        let mut plan = Plan::default();
+        let mut builder = PlanBuilder::default();
         scan(&access, model, |letter| {
-            let before = plan.selected.len();
-            plan.consider(&letter, &query, written);
-            if plan.selected.len() > before {
+            if builder.consider(&letter, &query, written) {
                 match archive.as_mut() {
                     Some(archive) => archive.write(&letter)?,
                     None => {
@@ -56,6 +54,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
             Ok(())
         })
         .await?;
+        let plan = builder.finish();
         written += plan.selected.len() as u64;
         plans.push(plan);
     }

@@ -6,7 +6,8 @@ use clap::builder::NonEmptyStringValueParser;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use vramq_dlq::dead_letter::UNKNOWN;
-use vramq_dlq::select::{Filter, Since, unix_ms};
+use vramq_dlq::select::{Filter, Since};
+use vramq_dlq::text::unix_ms;
 use vramq_schemas::{Reason, Traceparent};
 
 use crate::duration;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use vramq_dlq::dead_letter::Summary;
 use vramq_dlq::groups::Groups;
 use vramq_dlq::scan::scan;
-use vramq_dlq::select::unix_ms;
+use vramq_dlq::text::unix_ms;
 
 use super::Common;
 use super::error::Error;

@@ -8,7 +8,7 @@ use futures_util::StreamExt as _;
 use ratatui::DefaultTerminal;
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
-use vramq_dlq::select::unix_ms;
+use vramq_dlq::text::unix_ms;
 
 use super::Session;
 use super::keys::{KeyAction, key_action};
