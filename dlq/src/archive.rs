@@ -31,7 +31,7 @@ pub fn file_name(suffix: &str) -> String {
 pub struct Archive {
     path: PathBuf,
     file: BufWriter<File>,
-    pub letters: u64,
+    pub dead_letters: u64,
 }
 
 impl Archive {
@@ -41,7 +41,7 @@ impl Archive {
         let created = OpenOptions::new().write(true).create_new(true).open(path);
         let file = created
             .map_err(|error| Error::File(format!("create {}: {error}", safe(&path.to_string_lossy()))))?;
-        let this = Self { path: path.to_owned(), file: BufWriter::new(file), letters: 0 };
+        let this = Self { path: path.to_owned(), file: BufWriter::new(file), dead_letters: 0 };
         // Sync the folder too: the file's name must survive a crash.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| this.error(&error))?;
@@ -55,7 +55,7 @@ impl Archive {
     pub fn write(&mut self, letter: &DeadLetter) -> Result<(), Error> {
         let line = record::write(letter).map_err(|error| self.error(&error.into()))?;
         writeln!(self.file, "{line}").map_err(|error| self.error(&error))?;
-        self.letters += 1;
+        self.dead_letters += 1;
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use crate::dead_letter::{Group, Summary};
 /// The counts of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    pub letters: u64,
+    pub dead_letters: u64,
     /// Of these, jobs that were retried before and failed again.
     pub retried: u64,
     /// Of these, results that could not be delivered.
@@ -22,7 +22,7 @@ pub struct Groups(BTreeMap<Group, Count>);
 impl Groups {
     pub fn add(&mut self, letter: &Summary) {
         let count = self.0.entry(letter.group.clone()).or_default();
-        count.letters += 1;
+        count.dead_letters += 1;
         count.retried += u64::from(letter.retries > 0);
         count.results += u64::from(letter.results.is_some());
         if let Some(at) = letter.dead_at_ms {
@@ -31,8 +31,8 @@ impl Groups {
         }
     }
 
-    pub fn letters(&self) -> u64 {
-        self.0.values().map(|count| count.letters).sum()
+    pub fn dead_letters(&self) -> u64 {
+        self.0.values().map(|count| count.dead_letters).sum()
     }
 
     /// How many models have letters here.
@@ -43,7 +43,7 @@ impl Groups {
     /// The largest first.
     pub fn sorted(&self) -> Vec<(&Group, &Count)> {
         let mut groups: Vec<_> = self.0.iter().collect();
-        groups.sort_by_key(|(_, count)| std::cmp::Reverse(count.letters));
+        groups.sort_by_key(|(_, count)| std::cmp::Reverse(count.dead_letters));
         groups
     }
 }
@@ -71,12 +71,13 @@ mod tests {
         add(Reason::Malformed, None, 0);
         let shown: Vec<_> =
             groups.sorted().into_iter().map(|(group, count)| (group.to_string(), *count)).collect();
-        let malformed = Count { letters: 3, retried: 1, results: 0, oldest_ms: Some(3), newest_ms: Some(5) };
-        let expired = Count { letters: 1, ..Count::default() };
+        let malformed =
+            Count { dead_letters: 3, retried: 1, results: 0, oldest_ms: Some(3), newest_ms: Some(5) };
+        let expired = Count { dead_letters: 1, ..Count::default() };
         assert_eq!(
             shown,
             [("malformed/minilm/0.1.0".to_owned(), malformed), ("expired/minilm/0.1.0".to_owned(), expired)]
         );
-        assert_eq!(groups.letters(), 4);
+        assert_eq!(groups.dead_letters(), 4);
     }
 }

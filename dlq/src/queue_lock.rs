@@ -33,7 +33,7 @@ pub struct QueueLock {
 
 /// What a passive declaration of the queue returns.
 #[derive(Clone, Copy, Debug)]
-pub struct Count {
+pub struct QueueDepth {
     pub ready: u64,
     consumers: u32,
 }
@@ -104,7 +104,7 @@ impl QueueLock {
         Ok(())
     }
 
-    pub async fn count(&self) -> Result<Count, Error> {
+    pub async fn count(&self) -> Result<QueueDepth, Error> {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         // On a channel of its own: a refusal closes it.
         let channel = self.connection.create_channel().await?;
@@ -112,14 +112,14 @@ impl QueueLock {
             channel.queue_declare(self.queue.as_str().into(), options, FieldTable::default()).await;
         let queue = declared.map_err(|error| self.explained(error))?;
         let _ = channel.close(200, "OK".into()).await;
-        Ok(Count { ready: queue.message_count().into(), consumers: queue.consumer_count() })
+        Ok(QueueDepth { ready: queue.message_count().into(), consumers: queue.consumer_count() })
     }
 
     /// Waits until nothing is held unacknowledged and the queue has so many messages again.
     pub(crate) async fn wait_for_requeue(&self, messages: u64) -> Result<(), Error> {
         let start = Instant::now();
         loop {
-            let Count { ready, consumers } = self.count().await?;
+            let QueueDepth { ready, consumers } = self.count().await?;
             if (consumers == 0 && ready >= messages) || start.elapsed() >= REQUEUE_MAX {
                 return Ok(());
             }

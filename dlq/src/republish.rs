@@ -171,7 +171,7 @@ pub fn results(letter: DeadLetter) -> Result<Message, CannotPublish> {
 }
 
 /// The dead letter itself, for the queue that it came from.
-pub fn letter(letter: DeadLetter) -> Result<Message, CannotPublish> {
+pub fn unchanged(letter: DeadLetter) -> Result<Message, CannotPublish> {
     let headers = without(&letter.headers, |name| matches!(name, "CC" | "BCC"));
     let mut properties = with_reply_to(republished(&letter.properties), &letter.properties);
     if let Some(expiration) = letter.properties.expiration().clone() {

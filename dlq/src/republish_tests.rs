@@ -161,7 +161,7 @@ fn a_restored_dead_letter_is_unchanged() {
     let before = out_of_memory(None);
     let fingerprint = before.fingerprint();
     let user = before.properties.clone().with_user_id("somebody".into());
-    let sent = letter(DeadLetter { properties: user, ..before.clone() }).unwrap();
+    let sent = unchanged(DeadLetter { properties: user, ..before.clone() }).unwrap();
     assert_eq!((sent.exchange.as_str(), sent.routing_key.as_str()), ("", "vramq.dead.minilm"));
     assert_eq!(sent.properties.user_id(), &None);
     let back = DeadLetter::new(&before.queue, sent.properties.with_headers(sent.headers), sent.body.to_vec());
@@ -174,5 +174,5 @@ fn headers_that_fit_no_frame_are_not_published() {
         table.insert("large".into(), AMQPValue::LongString(vec![b'x'; HEADER_BYTES_MAX].into()));
     });
     assert!(matches!(job(large.clone(), &Changes::default(), 0), Err(CannotPublish::Headers(_))));
-    assert!(matches!(letter(large), Err(CannotPublish::Headers(_))));
+    assert!(matches!(unchanged(large), Err(CannotPublish::Headers(_))));
 }

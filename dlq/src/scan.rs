@@ -19,14 +19,14 @@ pub async fn scan(
     scan_first(access, model, u64::MAX, visit).await.map(drop)
 }
 
-/// Passes the oldest dead letters of a model to `visit`, at most so many. How many the queue holds.
+/// Passes the oldest dead letters of a model to `visit`, `dead_letters_max` at most. Returns how many the queue holds.
 ///
 /// # Errors
 /// That of `visit`; or the queue cannot be read.
 pub async fn scan_first(
     access: &Access,
     model: &str,
-    letters_max: u64,
+    dead_letters_max: u64,
     mut visit: impl FnMut(DeadLetter) -> Result<(), Error>,
 ) -> Result<u64, Error> {
     let lock = QueueLock::open(access, model).await?;
@@ -34,7 +34,7 @@ pub async fn scan_first(
     let mut reader = Reader::open(&lock).await?;
     let (mut visited, mut seen) = (Ok(()), 0);
     while visited.is_ok()
-        && seen < letters_max
+        && seen < dead_letters_max
         && let Some(unacked) = reader.next().await?
     {
         seen += 1;

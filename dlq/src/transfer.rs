@@ -1,13 +1,13 @@
 //! Moves the selected dead letters of a queue to a destination. Each leaves its queue only when the destination has it.
 
 mod in_flight;
-mod outcome;
+mod report;
 
 use std::fmt;
 use std::time::Duration;
 
 use in_flight::{AnsweredJob, InFlight, LeaseEnd};
-pub use outcome::Outcome;
+pub use report::TransferReport;
 use serde_json::Value;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -37,7 +37,7 @@ pub type OnMoved<'a> = &'a (dyn Fn(usize) + Send + Sync);
 /// How the transfer from one queue ended.
 #[derive(Debug)]
 pub struct Ended {
-    pub outcome: Outcome,
+    pub report: TransferReport,
     /// What ended it early. The rest of the queue is unchanged.
     pub error: Option<Error>,
 }
@@ -72,24 +72,19 @@ impl Transfers<'_> {
         let lock = QueueLock::open_unless(self.access, model, stops).await?;
         let destination = Destination::open(self.access, target).await?;
         self.audit_log.log_begin(&lock.queue, &plan.selected, self.detail.clone())?;
-        let mut outcome = Outcome::default();
+        let mut report = TransferReport::default();
         if destination.delivers_results() {
-            outcome.needed = plan.results_of_answered().collect();
+            report.needed = plan.results_of_answered().collect();
         }
-        let transfer = Transfer {
-            queue_lock: &lock,
-            destination,
-            on_moved: self.on_moved,
-            stops,
-            outcome: &mut outcome,
-        };
+        let transfer =
+            Transfer { queue_lock: &lock, destination, on_moved: self.on_moved, stops, report: &mut report };
         let ended = transfer.run(plan).await;
-        let Outcome { done, unknown, kept, gone, .. } = &outcome;
-        let delivered = &outcome.delivered_and_there();
+        let TransferReport { done, unknown, kept, gone, .. } = &report;
+        let delivered = &report.delivered_and_there();
         let end = End { done, unknown, delivered, kept, gone: *gone };
         self.audit_log.log_end(&lock.queue, &end, ended.as_ref().err())?;
         lock.close().await;
-        Ok(Ended { outcome, error: ended.err() })
+        Ok(Ended { report, error: ended.err() })
     }
 }
 
@@ -98,20 +93,20 @@ struct Transfer<'a> {
     destination: Destination<'a>,
     on_moved: OnMoved<'a>,
     stops: &'a mut Stops,
-    outcome: &'a mut Outcome,
+    report: &'a mut TransferReport,
 }
 
 impl Transfer<'_> {
     /// Reads the queue until every claimed letter was taken and has really left the queue.
     ///
     /// # Errors
-    /// What ended it early. `outcome` tells how far it came; the rest of the queue is unchanged.
+    /// What ended it early. `report` tells how far it came; the rest of the queue is unchanged.
     async fn run(mut self, plan: &Plan) -> Result<(), Error> {
         let mut claims = plan.claims();
         let mut ended = Ok(());
         let mut checks = 0;
         loop {
-            let (left, delivered) = (claims.left(), self.outcome.delivered.len());
+            let (left, delivered) = (claims.left(), self.report.delivered.len());
             let LeaseEnd { removed, given_back } = match self.lease(&mut claims).await {
                 Ok(end) => end,
                 Err(error) => {
@@ -121,7 +116,7 @@ impl Transfer<'_> {
                         || matches!(error, Error::Unreachable(_));
                     ended = ended.and(Err(error));
                     if is_last {
-                        self.outcome.acks_unsure = claims.has_settled();
+                        self.report.acks_unsure = claims.has_settled();
                         return ended;
                     }
                     // Letters that were transferred until then still have to leave the queue reliably.
@@ -129,21 +124,21 @@ impl Transfer<'_> {
                     continue;
                 }
             };
-            let is_stalled = claims.left() == left && self.outcome.delivered.len() == delivered;
+            let is_stalled = claims.left() == left && self.report.delivered.len() == delivered;
             if claims.left() == 0 || (is_stalled && removed > 0) {
                 if !claims.has_settled() || (left == 0 && removed == 0) {
                     return ended;
                 }
                 if checks == CHECKS_MAX {
-                    self.outcome.acks_unsure = true;
+                    self.report.acks_unsure = true;
                     let error = "the broker keeps delivering dead letters that were acknowledged; they were transferred";
                     return ended.and(Err(Error::Failed(error.to_owned())));
                 }
                 checks += 1;
             } else if is_stalled {
-                self.outcome.gone = left.saturating_sub(given_back.len());
+                self.report.gone = left.saturating_sub(given_back.len());
                 let stay = given_back.into_iter().map(|(letter, why)| (letter, why.to_owned()));
-                self.outcome.kept.extend(stay);
+                self.report.kept.extend(stay);
                 return Ok(());
             }
         }
@@ -156,7 +151,7 @@ impl Transfer<'_> {
         let read = self.read(&mut reader, &mut in_flight).await;
         // Even after an error: letters that the broker still confirms are transferred, and are removed from the queue.
         let settling =
-            timeout(CONFIRMS_MAX, in_flight.settle_all(&mut self.destination, self.outcome, self.on_moved));
+            timeout(CONFIRMS_MAX, in_flight.settle_all(&mut self.destination, self.report, self.on_moved));
         let rest = tokio::select! {
             rest = settling => rest.unwrap_or_else(|_| Err(Error::Unreachable(
                 "the broker did not confirm what was published: some dead letters may be there twice".to_owned(),
@@ -164,7 +159,7 @@ impl Transfer<'_> {
             stop = self.stops.next() => Err(Error::Stopped(stop)),
         };
         let end = in_flight.end;
-        self.outcome.unknown.extend(self.destination.forget());
+        self.report.unknown.extend(self.destination.forget());
         let back = reader.give_back().await;
         read.and(rest).and(back)?;
         Ok(end)
@@ -187,7 +182,7 @@ impl Transfer<'_> {
                     biased;
                     stop = self.stops.next() => return Err(Error::Stopped(stop)),
                     settled = self.destination.settled(), if self.destination.is_due() => {
-                        in_flight.settle(settled, self.outcome, self.on_moved)?;
+                        in_flight.settle(settled, self.report, self.on_moved)?;
                     }
                     read = &mut next, if self.destination.has_room() => break read?,
                 }
@@ -209,14 +204,14 @@ impl Transfer<'_> {
             }
             Claim::Take(Kind::AnsweredBy(results)) if self.destination.delivers_results() => {
                 let job = AnsweredJob { letter: pending, results };
-                in_flight.done_if_delivered(job, self.outcome, self.on_moved);
+                in_flight.done_if_delivered(job, self.report, self.on_moved);
             }
-            Claim::Take(Kind::Results) if self.outcome.back.remove(&fingerprint) => {
-                in_flight.delivered(pending, self.outcome, self.on_moved);
+            Claim::Take(Kind::Results) if self.report.back.remove(&fingerprint) => {
+                in_flight.delivered(pending, self.report, self.on_moved);
             }
             Claim::Take(kind) => {
                 if let Err(reason) = self.destination.take(unacked, &kind)? {
-                    self.outcome.kept.push((fingerprint, reason));
+                    self.report.kept.push((fingerprint, reason));
                 }
             }
         }

@@ -18,7 +18,7 @@ use vramq_dlq::plan::{Kinds, Plan, Query};
 use vramq_dlq::republish::Changes;
 use vramq_dlq::scan::{self, Planned};
 use vramq_dlq::select::{Filter, Name};
-use vramq_dlq::transfer::{Ended, Outcome, Transfers};
+use vramq_dlq::transfer::{Ended, TransferReport, Transfers};
 use vramq_dlq::{Access, Error, Stop, Stops};
 
 use crate::broker::dead_letters::{Collected, Letters};
@@ -295,9 +295,9 @@ impl Operator {
         };
         let mut stops = stopped_by(drain);
         let ended = transfers.run(&report.model, plan, &mut target, &mut stops).await;
-        let Ended { outcome, error } = ended.map_err(|error| problem(&error))?;
-        let early_end = outcome.early_end(past, plan.selected.len(), "look again").join("; ");
-        let Outcome { done, kept, gone, .. } = outcome;
+        let Ended { report: transferred, error } = ended.map_err(|error| problem(&error))?;
+        let early_end = transferred.early_end(past, plan.selected.len(), "look again").join("; ");
+        let TransferReport { done, kept, gone, .. } = transferred;
         let (moved, stayed) = (done.len() as u64, kept.len() as u64);
         tracing::info!(
             command,

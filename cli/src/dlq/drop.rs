@@ -58,7 +58,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let result = transfer::run(common, audit_log, "dropped", detail, plans, Target::File(&mut archive)).await;
     let path = safe(&archive.path().to_string_lossy());
     let what = match result {
-        Ok(_) => counted(archive.letters, "dead letter"),
+        Ok(_) => counted(archive.dead_letters, "dead letter"),
         // Some of the last letters may not be on the disk. Those are still in their queue.
         Err(_) => "the dead letters that left their queue are".to_owned(),
     };

@@ -63,7 +63,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
         archive.sync()?;
         eprintln!(
             "{} in {}",
-            counted(archive.letters, "dead letter"),
+            counted(archive.dead_letters, "dead letter"),
             safe(&archive.path().to_string_lossy())
         );
     }

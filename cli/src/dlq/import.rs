@@ -304,7 +304,7 @@ impl Import<'_> {
             return Ok(());
         }
         *there += 1;
-        match republish::letter(letter) {
+        match republish::unchanged(letter) {
             Ok(message) => {
                 // The other queues are served meanwhile.
                 while self.queues.get(&name).is_some_and(|queue| !queue.publisher.has_room()) {

@@ -92,7 +92,7 @@ fn in_json(groups: &Groups, rows: &[Summary]) -> String {
     for (group, count) in groups.sorted() {
         line(json!({
             "kind": "group", "group": group.to_string(), "reason": group.reason, "model": group.model,
-            "worker_version": group.version, "letters": count.letters, "retried": count.retried,
+            "worker_version": group.version, "letters": count.dead_letters, "retried": count.retried,
             "results": count.results, "oldest": count.oldest_ms.map(moment), "newest": count.newest_ms.map(moment),
         }));
     }
@@ -119,7 +119,7 @@ fn in_words(groups: &Groups, rows: &[Summary], now_ms: u64) -> String {
         .map(|(group, count)| {
             vec![
                 safe(&group.to_string()),
-                count.letters.to_string(),
+                count.dead_letters.to_string(),
                 count.retried.to_string(),
                 ago(count.oldest_ms, now_ms),
                 ago(count.newest_ms, now_ms),
@@ -131,7 +131,7 @@ fn in_words(groups: &Groups, rows: &[Summary], now_ms: u64) -> String {
     let mut out = table(&head, &counts);
     out.push('\n');
     out += &letter_table(rows, groups.models() > 1, now_ms);
-    let more = groups.letters().saturating_sub(rows.len() as u64);
+    let more = groups.dead_letters().saturating_sub(rows.len() as u64);
     if more > 0 {
         out += &format!("… and {} more: --limit 0 lists all\n", counted(more, "dead letter"));
     }

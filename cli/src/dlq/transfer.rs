@@ -4,7 +4,7 @@ use serde_json::Value;
 use vramq_dlq::audit_log::AuditLog;
 use vramq_dlq::destination::Target;
 use vramq_dlq::plan::Plan;
-use vramq_dlq::transfer::{Ended, Outcome, Transfers};
+use vramq_dlq::transfer::{Ended, TransferReport, Transfers};
 
 use super::Common;
 use super::error::Error;
@@ -37,10 +37,10 @@ pub(super) async fn run(
     let mut transfers = Transfers { access: &access, audit_log, detail, on_moved: &on_moved };
     let mut code = exit::DONE;
     for (model, plan) in plans {
-        let Ended { outcome, error } = transfers.run(&model, &plan, &mut target, &mut stops).await?;
-        progress.suspended(|| print(&outcome, done, plan.selected.len(), error.is_some()));
+        let Ended { report, error } = transfers.run(&model, &plan, &mut target, &mut stops).await?;
+        progress.suspended(|| print(&report, done, plan.selected.len(), error.is_some()));
         error.map_or(Ok(()), Err)?;
-        if !outcome.kept.is_empty() || outcome.gone > 0 {
+        if !report.kept.is_empty() || report.gone > 0 {
             code = exit::FAILED;
         }
     }
@@ -49,24 +49,24 @@ pub(super) async fn run(
 }
 
 /// Prints which letters stayed or were gone. If the action ended early, the counts as well.
-fn print(outcome: &Outcome, done: &str, selected: usize, is_early: bool) {
+fn print(report: &TransferReport, done: &str, selected: usize, is_early: bool) {
     if is_early {
-        for line in outcome.early_end(done, selected, "look with `vramq dlq list`") {
+        for line in report.early_end(done, selected, "look with `vramq dlq list`") {
             eprintln!("{line}");
         }
     }
-    for (fingerprint, reason) in outcome.kept.iter().take(KEPT_SHOWN_MAX) {
+    for (fingerprint, reason) in report.kept.iter().take(KEPT_SHOWN_MAX) {
         eprintln!("{fingerprint} stays: {reason}");
     }
-    let more = outcome.kept.len().saturating_sub(KEPT_SHOWN_MAX) as u64;
+    let more = report.kept.len().saturating_sub(KEPT_SHOWN_MAX) as u64;
     if more > 0 {
         eprintln!("… and {} more: the action log lists all of them", counted(more, "dead letter"));
     }
-    if outcome.gone > 0 {
-        let gone = counted(outcome.gone as u64, "dead letter");
+    if report.gone > 0 {
+        let gone = counted(report.gone as u64, "dead letter");
         eprintln!(
             "{gone} no longer in the queue: another client took them; {} were {done}",
-            outcome.done.len()
+            report.done.len()
         );
     }
 }

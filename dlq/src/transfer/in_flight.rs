@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use vramq_amqp::{Outcomes, PublishOutcome};
 
-use super::{OnMoved, Outcome};
+use super::{OnMoved, TransferReport};
 use crate::dead_letter::Fingerprint;
 use crate::destination::{Destination, PendingLetter};
 use crate::error::Error;
@@ -49,7 +49,7 @@ impl<'a> InFlight<'a> {
     pub(super) fn settle(
         &mut self,
         settled: Result<Outcomes<PendingLetter>, Error>,
-        outcome: &mut Outcome,
+        report: &mut TransferReport,
         on_moved: OnMoved<'_>,
     ) -> Result<(), Error> {
         let refused = |error: &str| Err(Error::Refused(error.to_owned()));
@@ -59,11 +59,11 @@ impl<'a> InFlight<'a> {
         for (pending, published) in outcomes {
             let reason = match published {
                 PublishOutcome::Confirmed if pending.results => {
-                    self.delivered(pending, outcome, on_moved);
+                    self.delivered(pending, report, on_moved);
                     continue;
                 }
                 PublishOutcome::Confirmed => {
-                    self.done(pending, outcome, on_moved);
+                    self.done(pending, report, on_moved);
                     continue;
                 }
                 PublishOutcome::Returned if pending.results => "its reply queue does not exist",
@@ -78,7 +78,7 @@ impl<'a> InFlight<'a> {
                 }
                 PublishOutcome::TooLarge => "its body is larger than RabbitMQ accepts",
             };
-            outcome.kept.push((pending.fingerprint, reason.to_owned()));
+            report.kept.push((pending.fingerprint, reason.to_owned()));
         }
         self.acknowledged().and(result)
     }
@@ -93,7 +93,7 @@ impl<'a> InFlight<'a> {
     pub(super) async fn settle_all(
         &mut self,
         destination: &mut Destination<'_>,
-        outcome: &mut Outcome,
+        report: &mut TransferReport,
         on_moved: OnMoved<'_>,
     ) -> Result<(), Error> {
         let mut result = Ok(());
@@ -101,18 +101,18 @@ impl<'a> InFlight<'a> {
             let settled = destination.settled().await;
             let is_lost = settled.is_err();
             // Go on after an error, so that the other letters are acknowledged.
-            result = result.and(self.settle(settled, outcome, on_moved));
+            result = result.and(self.settle(settled, report, on_moved));
             if is_lost {
                 break;
             }
         }
-        self.release_waiting(outcome);
+        self.release_waiting(report);
         result
     }
 
-    fn done(&mut self, pending: PendingLetter, outcome: &mut Outcome, on_moved: OnMoved<'_>) {
+    fn done(&mut self, pending: PendingLetter, report: &mut TransferReport, on_moved: OnMoved<'_>) {
         self.reading.settle(pending.fingerprint);
-        outcome.done.push(pending.fingerprint);
+        report.done.push(pending.fingerprint);
         on_moved(1);
         if let Err(error) = self.acks.ack(pending.tag) {
             self.fault.get_or_insert(error);
@@ -120,17 +120,22 @@ impl<'a> InFlight<'a> {
     }
 
     /// Results have reached their reply queue. Their job leaves the queue before them, so that it never runs again.
-    pub(super) fn delivered(&mut self, results: PendingLetter, outcome: &mut Outcome, on_moved: OnMoved<'_>) {
+    pub(super) fn delivered(
+        &mut self,
+        results: PendingLetter,
+        report: &mut TransferReport,
+        on_moved: OnMoved<'_>,
+    ) {
         let fingerprint = results.fingerprint;
-        outcome.delivered.insert(fingerprint);
-        if !outcome.needed.contains(&fingerprint) {
-            return self.done(results, outcome, on_moved);
+        report.delivered.insert(fingerprint);
+        if !report.needed.contains(&fingerprint) {
+            return self.done(results, report, on_moved);
         }
         if let Some(twin) = self.held.insert(fingerprint, results) {
-            self.done(twin, outcome, on_moved);
+            self.done(twin, report, on_moved);
         }
         for job in self.waiting.remove(&fingerprint).unwrap_or_default() {
-            self.done_if_delivered(job, outcome, on_moved);
+            self.done_if_delivered(job, report, on_moved);
         }
     }
 
@@ -138,32 +143,32 @@ impl<'a> InFlight<'a> {
     pub(super) fn done_if_delivered(
         &mut self,
         job: AnsweredJob,
-        outcome: &mut Outcome,
+        report: &mut TransferReport,
         on_moved: OnMoved<'_>,
     ) {
-        let missing = job.results.iter().find(|results| !outcome.delivered.contains(*results)).copied();
+        let missing = job.results.iter().find(|results| !report.delivered.contains(*results)).copied();
         if let Some(missing) = missing {
             return self.waiting.entry(missing).or_default().push(job);
         }
-        self.done(job.letter, outcome, on_moved);
+        self.done(job.letter, report, on_moved);
         for fingerprint in job.results {
-            outcome.needed.remove(&fingerprint);
+            report.needed.remove(&fingerprint);
             if let Some(results) = self.held.remove(&fingerprint) {
-                self.done(results, outcome, on_moved);
+                self.done(results, report, on_moved);
             }
         }
     }
 
     /// Keeps jobs whose results could not be delivered, together with their delivered results. Claims jobs again whose results were not
     /// read yet, and delivered results whose job was not.
-    fn release_waiting(&mut self, outcome: &mut Outcome) {
-        let kept: HashSet<_> = outcome.kept.iter().map(|(fingerprint, _)| *fingerprint).collect();
+    fn release_waiting(&mut self, report: &mut TransferReport) {
+        let kept: HashSet<_> = report.kept.iter().map(|(fingerprint, _)| *fingerprint).collect();
         for AnsweredJob { letter, results } in std::mem::take(&mut self.waiting).into_values().flatten() {
             if results.iter().any(|results| kept.contains(results)) {
-                outcome.kept.push((letter.fingerprint, "its results could not be delivered".to_owned()));
+                report.kept.push((letter.fingerprint, "its results could not be delivered".to_owned()));
                 let delivered = results.into_iter().filter(|results| self.held.remove(results).is_some());
                 let why = "it was delivered, and stays because other results of its job could not be";
-                outcome.kept.extend(delivered.map(|results| (results, why.to_owned())));
+                report.kept.extend(delivered.map(|results| (results, why.to_owned())));
             } else {
                 self.end
                     .given_back
@@ -172,7 +177,7 @@ impl<'a> InFlight<'a> {
             }
         }
         for fingerprint in std::mem::take(&mut self.held).into_keys() {
-            outcome.back.insert(fingerprint);
+            report.back.insert(fingerprint);
             self.end.given_back.push((fingerprint, "it was delivered, and stays because its job stays"));
             self.reading.unclaim(fingerprint, Kind::Results);
         }

@@ -115,7 +115,7 @@ fn group_view(group: &Group, count: &Count) -> GroupView {
         group: group.to_string(),
         reason: group.reason.clone(),
         worker_version: group.version.clone(),
-        letters: count.letters,
+        letters: count.dead_letters,
         retried: count.retried,
         results: count.results,
         oldest_ms: count.oldest_ms,

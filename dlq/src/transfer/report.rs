@@ -7,7 +7,7 @@ use crate::text::counted;
 
 /// The result of a transfer from one queue.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct TransferReport {
     /// Stored at the destination, and acknowledged in the queue.
     pub done: Vec<Fingerprint>,
     /// It was not checked whether the broker has taken all acknowledgements: the last of `done` may still be in the queue.
@@ -27,7 +27,7 @@ pub struct Outcome {
     pub(super) back: HashSet<Fingerprint>,
 }
 
-impl Outcome {
+impl TransferReport {
     /// Results that their reply queue has, and that are still in the dead queue because their job is. If the action ended early, another one
     /// delivers them again.
     pub fn delivered_and_there(&self) -> Vec<Fingerprint> {
@@ -78,8 +78,8 @@ mod tests {
         let fingerprints = |count| vec![letter.fingerprint(); count];
         let said = |done, unknown, delivered, selected, acks_unsure| {
             let (done, unknown) = (fingerprints(done), fingerprints(unknown));
-            let outcome = Outcome { done, unknown, acks_unsure, ..Outcome::default() };
-            outcome.early_end_with(delivered, "retried", selected, "look")
+            let report = TransferReport { done, unknown, acks_unsure, ..TransferReport::default() };
+            report.early_end_with(delivered, "retried", selected, "look")
         };
         assert_eq!(said(2, 0, 0, 2, false), ["2 of 2 dead letters retried"]);
         assert_eq!(
