@@ -64,6 +64,15 @@ pub(crate) struct PendingLetter {
     pub(crate) results: bool,
 }
 
+/// What became of a dead letter that was to be stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// [`Destination::settled`] will return it.
+    Pending,
+    /// It stays in its queue, for this reason.
+    Kept(String),
+}
+
 /// Limits the dead letters per second.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RateLimit {
@@ -144,8 +153,11 @@ impl<'a> Destination<'a> {
         }
     }
 
-    /// Starts to store a dead letter. The inner `Err` is the reason why the letter stays in its queue.
-    pub(crate) fn take(&mut self, unacked: Unacked, kind: &Kind) -> Result<Result<(), String>, Error> {
+    /// Starts to store a dead letter.
+    ///
+    /// # Errors
+    /// The archive cannot be written.
+    pub(crate) fn take(&mut self, unacked: Unacked, kind: &Kind) -> Result<Taken, Error> {
         let Unacked { letter, tag, .. } = unacked;
         let results = *kind == Kind::Results;
         let token = PendingLetter { fingerprint: letter.fingerprint(), tag, results };
@@ -157,7 +169,7 @@ impl<'a> Destination<'a> {
                 };
                 match message {
                     Ok(message) => publisher.publish(token, message),
-                    Err(cannot_publish) => return Ok(Err(cannot_publish.to_string())),
+                    Err(cannot_publish) => return Ok(Taken::Kept(cannot_publish.to_string())),
                 }
                 if let Some(limit) = rate_limit {
                     limit.sent();
@@ -168,7 +180,7 @@ impl<'a> Destination<'a> {
                 pending.push(token);
             }
         }
-        Ok(Ok(()))
+        Ok(Taken::Pending)
     }
 
     /// Waits until some dead letters are stored, or cannot be.

@@ -1,11 +1,13 @@
 //! Moves the selected dead letters of a queue to a destination. Each leaves its queue only when the destination has it.
 
+mod after_lease;
 mod in_flight;
 mod report;
 
 use std::fmt;
 use std::time::Duration;
 
+use after_lease::{Next, Progress, after_lease};
 use in_flight::{AnsweredJob, InFlight, LeaseEnd};
 pub use report::TransferReport;
 use serde_json::Value;
@@ -13,7 +15,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::access::Access;
 use crate::audit_log::{AuditLog, End};
-use crate::destination::{Destination, PendingLetter, Target};
+use crate::destination::{Destination, PendingLetter, Taken, Target};
 use crate::error::Error;
 use crate::plan::{Claim, Claims, Kind, Plan};
 use crate::queue_lock::QueueLock;
@@ -26,10 +28,6 @@ const LEASE_MAX: Duration = Duration::from_secs(600);
 
 /// The longest wait for the confirms that are outstanding at the end.
 const CONFIRMS_MAX: Duration = Duration::from_secs(60);
-
-/// How often the queue is read again for dead letters whose acknowledgement the broker lost. RabbitMQ 3.10 passes
-/// acknowledgements to a quorum queue in groups of 32, and loses an incomplete group when the channel closes.
-const CHECKS_MAX: u32 = 10;
 
 /// Called with the number of letters that have left their queue since the last call.
 pub type OnMoved<'a> = &'a (dyn Fn(usize) + Send + Sync);
@@ -106,7 +104,7 @@ impl Transfer<'_> {
         let mut ended = Ok(());
         let mut checks = 0;
         loop {
-            let (left, delivered) = (claims.left(), self.report.delivered.len());
+            let before = self.progress(&claims);
             let LeaseEnd { removed, given_back } = match self.lease(&mut claims).await {
                 Ok(end) => end,
                 Err(error) => {
@@ -124,24 +122,28 @@ impl Transfer<'_> {
                     continue;
                 }
             };
-            let is_stalled = claims.left() == left && self.report.delivered.len() == delivered;
-            if claims.left() == 0 || (is_stalled && removed > 0) {
-                if !claims.has_settled() || (left == 0 && removed == 0) {
+            let after = self.progress(&claims);
+            match after_lease(before, after, removed, claims.has_settled(), checks) {
+                Next::Read => {}
+                Next::Check => checks += 1,
+                Next::Done => return ended,
+                Next::Stalled => {
+                    self.report.gone = before.left.saturating_sub(given_back.len());
+                    let stay = given_back.into_iter().map(|(letter, why)| (letter, why.to_owned()));
+                    self.report.kept.extend(stay);
                     return ended;
                 }
-                if checks == CHECKS_MAX {
+                Next::AcksUnsure => {
                     self.report.acks_unsure = true;
                     let error = "the broker keeps delivering dead letters that were acknowledged; they were transferred";
                     return ended.and(Err(Error::Failed(error.to_owned())));
                 }
-                checks += 1;
-            } else if is_stalled {
-                self.report.gone = left.saturating_sub(given_back.len());
-                let stay = given_back.into_iter().map(|(letter, why)| (letter, why.to_owned()));
-                self.report.kept.extend(stay);
-                return Ok(());
             }
         }
+    }
+
+    fn progress(&self, claims: &Claims) -> Progress {
+        Progress { left: claims.left(), delivered: self.report.delivered.len() }
     }
 
     /// Reads the queue once, for at most [`LEASE_MAX`].
@@ -210,7 +212,7 @@ impl Transfer<'_> {
                 in_flight.delivered(pending, self.report, self.on_moved);
             }
             Claim::Take(kind) => {
-                if let Err(reason) = self.destination.take(unacked, &kind)? {
+                if let Taken::Kept(reason) = self.destination.take(unacked, &kind)? {
                     self.report.kept.push((fingerprint, reason));
                 }
             }
