@@ -1,17 +1,16 @@
-//! A dead letter: its fingerprint, and why a worker or the broker dead-lettered it. Pure.
+//! A dead letter, and why a worker or the broker dead-lettered it. Pure.
 
 use std::fmt;
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
-use sha2::{Digest as _, Sha256};
 use vramq_schemas::dead_letter::{DEAD_AT_MS, ERROR, REASON, WORKER, WORKER_VERSION};
 use vramq_schemas::fields::{as_text, integer};
-use vramq_schemas::headers::{self, ATTEMPT, PUBLISH_SEQ, RETRIES};
+use vramq_schemas::headers::{self, ATTEMPT, RETRIES};
 use vramq_schemas::topology::dead_queue;
 use vramq_schemas::{Reason, ReplyHeaders, ReplyKind, TraceContext};
 
-use crate::header_values;
+pub use crate::fingerprint::Fingerprint;
 
 /// The version in groups of messages that the broker dead-lettered.
 pub const BY_BROKER: &str = "broker";
@@ -35,32 +34,6 @@ pub struct DeadLetter {
     pub properties: BasicProperties,
     pub headers: FieldTable,
     pub body: Vec<u8>,
-}
-
-/// Identifies a dead letter, also without an id or with a repeated one. Export and import preserve it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Fingerprint([u8; 16]);
-
-/// The hexadecimal digits of a fingerprint that are shown: among 10,000 dead letters, two share them with probability 1/20,000.
-const FINGERPRINT_DIGITS: usize = 10;
-
-impl fmt::Display for Fingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.digits()[..FINGERPRINT_DIGITS])
-    }
-}
-
-impl fmt::Debug for Fingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl Fingerprint {
-    /// All its hexadecimal digits.
-    pub fn digits(&self) -> String {
-        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
-    }
 }
 
 /// What dead letters are counted by.
@@ -164,38 +137,8 @@ impl DeadLetter {
         self.number(header).map_or(0, |n| n.try_into().unwrap_or(u32::MAX))
     }
 
-    /// A hash of everything that an import restores. Left out: `user_id`, which only that user may publish; headers that route copies to
-    /// other queues; and the publish number, which differs with every publish.
     pub fn fingerprint(&self) -> Fingerprint {
-        let mut digest = Sha256::new();
-        let mut part = |bytes: &[u8]| {
-            digest.update((bytes.len() as u64).to_le_bytes());
-            digest.update(bytes);
-        };
-        part(self.queue.as_bytes());
-        let p = &self.properties;
-        for text in [
-            p.content_type(),
-            p.content_encoding(),
-            p.correlation_id(),
-            p.reply_to(),
-            p.expiration(),
-            p.message_id(),
-            p.kind(),
-            p.app_id(),
-            p.cluster_id(),
-        ] {
-            part(text.as_ref().map_or(&[], |text| text.as_str().as_bytes()));
-        }
-        part(format!("{:?} {:?}", p.priority(), p.timestamp()).as_bytes());
-        part(
-            header_values::to_json(&self.headers, |name| ![PUBLISH_SEQ, "CC", "BCC"].contains(&name))
-                .as_bytes(),
-        );
-        part(&self.body);
-        let mut fingerprint = [0; 16];
-        fingerprint.copy_from_slice(&digest.finalize()[..16]);
-        Fingerprint(fingerprint)
+        Fingerprint::of(self)
     }
 
     pub fn cause(&self) -> DeadLetterCause {
@@ -307,27 +250,6 @@ pub(crate) mod tests {
         let mut headers = FieldTable::default();
         headers.insert("x-death".into(), AMQPValue::FieldArray(vec![AMQPValue::FieldTable(death)].into()));
         DeadLetter::new("vramq.dead.minilm", BasicProperties::default().with_headers(headers), Vec::new())
-    }
-
-    #[test]
-    fn deliveries_do_not_change_a_fingerprint() {
-        let plain = written("a", Reason::Malformed, |_| {});
-        let counted = written("a", Reason::Malformed, |headers| {
-            headers.insert("x-delivery-count".into(), AMQPValue::LongLongInt(3));
-            headers.insert(PUBLISH_SEQ.into(), AMQPValue::LongLongInt(99));
-        });
-        assert_eq!(plain.fingerprint(), counted.fingerprint());
-        assert_eq!(plain.fingerprint().to_string().len(), FINGERPRINT_DIGITS);
-        let others = [
-            written("b", Reason::Malformed, |_| {}),
-            written("a", Reason::TooLarge, |_| {}),
-            DeadLetter { body: b"{ }".to_vec(), ..plain.clone() },
-            DeadLetter { queue: "vramq.dead.other".to_owned(), ..plain.clone() },
-            DeadLetter { properties: plain.properties.clone().with_priority(1), ..plain.clone() },
-        ];
-        for other in others {
-            assert_ne!(plain.fingerprint(), other.fingerprint(), "{other:?}");
-        }
     }
 
     #[test]

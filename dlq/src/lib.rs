@@ -17,6 +17,7 @@ pub mod dead_letter;
 pub mod destination;
 mod error;
 pub mod explain;
+mod fingerprint;
 pub mod groups;
 mod header_values;
 mod pairing;
