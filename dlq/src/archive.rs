@@ -31,10 +31,13 @@ pub fn file_name(suffix: &str) -> String {
 pub struct Archive {
     path: PathBuf,
     file: BufWriter<File>,
+    /// How many were written.
     pub dead_letters: u64,
 }
 
 impl Archive {
+    /// Creates the file.
+    ///
     /// # Errors
     /// It exists already or cannot be created: no file is ever overwritten.
     pub fn create(path: &Path) -> Result<Self, Error> {
@@ -48,10 +51,15 @@ impl Archive {
         Ok(this)
     }
 
+    /// The file's path, as it was given.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
+    /// Writes a line, which is on the disk only after [`sync`](Self::sync).
+    ///
+    /// # Errors
+    /// The file cannot be written.
     pub fn write(&mut self, letter: &DeadLetter) -> Result<(), Error> {
         let line = record::write(letter).map_err(|error| self.error(&error.into()))?;
         writeln!(self.file, "{line}").map_err(|error| self.error(&error))?;
@@ -60,6 +68,9 @@ impl Archive {
     }
 
     /// Returns when everything written is on the disk.
+    ///
+    /// # Errors
+    /// The file cannot be written.
     pub fn sync(&mut self) -> Result<(), Error> {
         let written = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
         written.map_err(|error| self.error(&error))

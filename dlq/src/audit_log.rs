@@ -71,6 +71,9 @@ impl AuditLog {
     }
 
     /// Logs a step of an import.
+    ///
+    /// # Errors
+    /// The file cannot be written.
     pub fn log_note(&mut self, phase: &str, detail: Value) -> Result<(), Error> {
         self.write(json!({"phase": phase, "detail": detail}))
     }

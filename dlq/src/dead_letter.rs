@@ -30,8 +30,11 @@ const X_DEATH: &str = "x-death";
 /// A message in a dead queue.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeadLetter {
+    /// The name of the dead queue.
     pub queue: String,
+    /// Without headers, which have a field of their own.
     pub properties: BasicProperties,
+    /// Without those that change with every reading of the queue.
     pub headers: FieldTable,
     pub body: Vec<u8>,
 }
@@ -39,6 +42,7 @@ pub struct DeadLetter {
 /// What dead letters are counted by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Group {
+    /// That of the [`DeadLetterCause`].
     pub reason: String,
     /// The model's key: the end of the queue's name.
     pub model: String,
@@ -55,10 +59,13 @@ impl fmt::Display for Group {
 /// Why a message was dead-lettered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetterCause {
+    /// The name of a [`Reason`], also of a later version; or the broker's reason, with hyphens; or [`UNKNOWN`].
     pub reason: String,
     /// What the worker wrote. If the broker dead-lettered it, or nothing tells who did: a sentence that this crate composes.
     pub error: String,
+    /// The worker's name. `None` if no worker dead-lettered it.
     pub worker: Option<String>,
+    /// The worker's version, or [`BY_BROKER`], or [`UNKNOWN`].
     pub version: String,
     /// Unix time in milliseconds.
     pub dead_at_ms: Option<u64>,
@@ -68,14 +75,19 @@ pub struct DeadLetterCause {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     pub fingerprint: Fingerprint,
+    /// The job's id.
     pub id: Option<String>,
     pub group: Group,
+    /// Unix time in milliseconds.
     pub dead_at_ms: Option<u64>,
+    /// The larger one of the header `attempt` and the number of attempts in the history.
     pub attempts: u32,
+    /// How often an operator has retried it.
     pub retries: u32,
     pub body_bytes: usize,
+    /// The worker's name. `None` if no worker dead-lettered it.
     pub worker: Option<String>,
-    /// The beginning of the text.
+    /// The beginning of [`DeadLetterCause::error`].
     pub error: String,
     /// The trace that the job belongs to: 32 hexadecimal digits.
     pub trace: Option<String>,
@@ -84,6 +96,7 @@ pub struct Summary {
 }
 
 impl DeadLetter {
+    /// A message that was read from `queue`.
     pub fn new(queue: &str, properties: BasicProperties, body: Vec<u8>) -> Self {
         let headers: FieldTable = properties
             .headers()
@@ -98,6 +111,7 @@ impl DeadLetter {
         Self { queue: queue.to_owned(), properties, headers, body }
     }
 
+    /// The job's id: the message id, or without one the correlation id.
     pub fn id(&self) -> Option<&str> {
         let properties = &self.properties;
         properties.message_id().as_ref().or(properties.correlation_id().as_ref()).map(|id| id.as_str())
@@ -125,22 +139,27 @@ impl DeadLetter {
         })
     }
 
+    /// A header's text. `None` if the header is missing or no text.
     pub fn text(&self, header: &str) -> Option<String> {
         self.headers.inner().get(header).and_then(as_text)
     }
 
+    /// A header's integer. `None` if the header is missing, no integer, or negative.
     pub fn number(&self, header: &str) -> Option<u64> {
         integer(self.headers.inner().get(header)).and_then(|n| n.try_into().ok())
     }
 
-    pub fn count(&self, header: &str) -> u32 {
+    /// A header's integer; 0 if there is none or it is negative, at most `u32::MAX`.
+    pub fn number_u32(&self, header: &str) -> u32 {
         self.number(header).map_or(0, |n| n.try_into().unwrap_or(u32::MAX))
     }
 
+    /// Identifies it. Computed from all of it, its body included.
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::of(self)
     }
 
+    /// Why it was dead-lettered: what the worker wrote, or else the broker.
     pub fn cause(&self) -> DeadLetterCause {
         if let Some(reason) = self.text(REASON).filter(|_| !self.is_by_broker()) {
             return DeadLetterCause {
@@ -185,6 +204,7 @@ impl DeadLetter {
         })
     }
 
+    /// What lists and plans keep of it. Computes the fingerprint.
     pub fn summary(&self) -> Summary {
         let DeadLetterCause { reason, error, worker, version, dead_at_ms } = self.cause();
         Summary {
@@ -192,8 +212,8 @@ impl DeadLetter {
             id: self.id().map(str::to_owned),
             group: Group { reason, model: self.model().to_owned(), version },
             dead_at_ms,
-            attempts: self.count(ATTEMPT).max(u32::try_from(self.history().len()).unwrap_or(u32::MAX)),
-            retries: self.count(RETRIES),
+            attempts: self.number_u32(ATTEMPT).max(u32::try_from(self.history().len()).unwrap_or(u32::MAX)),
+            retries: self.number_u32(RETRIES),
             body_bytes: self.body.len(),
             worker,
             error: error.chars().take(ERROR_CHARS_MAX).collect(),
@@ -202,6 +222,7 @@ impl DeadLetter {
         }
     }
 
+    /// The past attempts, newest last. Its publisher may have invented them if the broker dead-lettered it.
     pub fn history(&self) -> Vec<vramq_schemas::Attempt> {
         headers::history(&self.headers)
     }

@@ -54,7 +54,7 @@ fn what_it_is(letter: &DeadLetter) -> Vec<String> {
             counted(done, "item")
         )),
     }
-    match letter.count(RETRIES) {
+    match letter.number_u32(RETRIES) {
         0 => {}
         retries => {
             lines.push(format!("It was retried {} before, and failed again.", times(retries)));

@@ -12,14 +12,18 @@ pub struct Count {
     pub retried: u64,
     /// Of these, results that could not be delivered.
     pub results: u64,
+    /// When the oldest one was dead-lettered, as Unix time in milliseconds. `None` if no time is known.
     pub oldest_ms: Option<u64>,
+    /// The same of the newest one.
     pub newest_ms: Option<u64>,
 }
 
+/// The counts of all groups.
 #[derive(Clone, Debug, Default)]
 pub struct Groups(BTreeMap<Group, Count>);
 
 impl Groups {
+    /// Counts a dead letter in its group.
     pub fn add(&mut self, letter: &Summary) {
         let count = self.0.entry(letter.group.clone()).or_default();
         count.dead_letters += 1;
@@ -31,6 +35,7 @@ impl Groups {
         }
     }
 
+    /// How many there are in all groups.
     pub fn dead_letters(&self) -> u64 {
         self.0.values().map(|count| count.dead_letters).sum()
     }

@@ -78,7 +78,7 @@ impl Pairing {
                 self.results.entry(identity).or_default().entry(run).or_default().push(part);
             }
             None if summary.group.reason == Reason::Unroutable.as_str() => {
-                let items_done = letter.count(ITEMS_DONE);
+                let items_done = letter.number_u32(ITEMS_DONE);
                 self.jobs.push(UnansweredJob { identity, reply_to, items_done, at });
             }
             None => {}

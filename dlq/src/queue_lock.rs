@@ -28,18 +28,23 @@ const RESOURCE_LOCKED: u16 = 405;
 #[derive(Debug)]
 pub struct QueueLock {
     pub connection: Connection,
+    /// The name of the dead queue.
     pub queue: String,
 }
 
 /// What a passive declaration of the queue returns.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueDepth {
+    /// Messages that are not delivered to a consumer.
     pub ready: u64,
     consumers: u32,
 }
 
 impl QueueLock {
     /// Connects, and waits for the lock.
+    ///
+    /// # Errors
+    /// The broker is unreachable or refuses, there is no such queue, or another operator or program uses it.
     pub async fn open(access: &Access, model: &str) -> Result<Self, Error> {
         let connection = access.connect().await?;
         let this = Self { connection, queue: dead_queue(model) };
@@ -104,6 +109,10 @@ impl QueueLock {
         Ok(())
     }
 
+    /// Asks the broker.
+    ///
+    /// # Errors
+    /// The queue cannot be read, or the connection is lost.
     pub async fn count(&self) -> Result<QueueDepth, Error> {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         // On a channel of its own: a refusal closes it.

@@ -36,6 +36,7 @@ const CLOSE_MAX: Duration = Duration::from_secs(3);
 /// How often a reading is extended by letters that arrived meanwhile. Without a bound it might never end.
 const EXTENSIONS_MAX: u32 = 3;
 
+/// Reads the dead letters of a locked queue, and holds them unacknowledged until it gives them back.
 #[derive(Debug)]
 pub struct Reader<'a> {
     queue_lock: &'a QueueLock,
@@ -54,6 +55,7 @@ pub struct Reader<'a> {
 #[derive(Debug)]
 pub struct Unacked {
     pub letter: DeadLetter,
+    /// Its delivery tag on the reader's channel.
     pub tag: u64,
     /// Some consumer got it before.
     pub(crate) redelivered: bool,
@@ -82,6 +84,10 @@ impl Acks {
 }
 
 impl<'a> Reader<'a> {
+    /// Opens a channel. Reads nothing yet.
+    ///
+    /// # Errors
+    /// The queue cannot be read, or the connection is lost.
     pub async fn open(queue_lock: &'a QueueLock) -> Result<Self, Error> {
         let channel = queue_lock.connection.create_channel().await?;
         let due = queue_lock.count().await?.ready;
@@ -100,6 +106,9 @@ impl<'a> Reader<'a> {
     /// The next dead letter; `None` after all that were there at the start.
     ///
     /// Cancel safety: none. After a dropped call, give back what was read.
+    ///
+    /// # Errors
+    /// The queue cannot be read, or the connection is lost.
     pub async fn next(&mut self) -> Result<Option<Unacked>, Error> {
         let mut silences = 0;
         loop {
@@ -161,6 +170,9 @@ impl<'a> Reader<'a> {
     }
 
     /// Requeues every unacknowledged letter, and waits until the queue has all of them: the next reader would miss them.
+    ///
+    /// # Errors
+    /// The queue cannot be read, or the connection is lost.
     pub async fn give_back(self) -> Result<(), Error> {
         let (held, Self { queue_lock, channel, deliveries, .. }) = (self.held(), self);
         drop(deliveries);

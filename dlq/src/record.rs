@@ -70,6 +70,9 @@ pub enum InvalidRecord {
 }
 
 /// The line, without its end.
+///
+/// # Errors
+/// The dead letter cannot be written as JSON.
 pub fn write(letter: &DeadLetter) -> Result<String, serde_json::Error> {
     let p = &letter.properties;
     let text = |text: &Option<ShortString>| text.as_ref().map(|text| text.as_str().to_owned());

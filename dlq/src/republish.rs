@@ -43,8 +43,10 @@ const OF_ENDED_ATTEMPTS: [&str; 11] = [
 /// An operator's changes to a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
+    /// The header `batch-hint`, in place of the publisher's.
     pub batch_hint: Option<u32>,
     pub priority: Option<u8>,
+    /// How long the job may wait, from the retry on. Without it, a retried job does not expire.
     pub expiration_ms: Option<u32>,
     /// The revision of the model that must run it.
     pub model_revision: Option<String>,
@@ -102,7 +104,7 @@ pub fn job(letter: DeadLetter, changes: &Changes, now_ms: u64) -> Result<Message
     let crashed = letter.text(REASON).as_deref() == Some(Reason::Crashed.as_str());
     // The publisher may have invented these headers. Republished through the retry exchange, workers would trust them.
     let by_broker = letter.is_by_broker();
-    let retries = letter.count(RETRIES).saturating_add(1);
+    let retries = letter.number_u32(RETRIES).saturating_add(1);
     let hint = match (changes.batch_hint, !by_broker && was_lowered(&letter.headers)) {
         (Some(hint), _) => Some(long(hint.into())),
         (None, true) => letter.headers.inner().get(BATCH_HINT_MAX).cloned(),
@@ -152,6 +154,9 @@ fn was_lowered(headers: &FieldTable) -> bool {
 }
 
 /// The results in a dead letter, for the reply queue that they did not reach, as the worker published them.
+///
+/// # Errors
+/// The message does not fit AMQP, or its caller cannot be reached.
 pub fn results(letter: DeadLetter) -> Result<Message, CannotPublish> {
     let reply_to = letter.properties.reply_to().as_ref().map(ShortString::as_str).unwrap_or_default();
     if reply_to.is_empty() {
@@ -171,6 +176,9 @@ pub fn results(letter: DeadLetter) -> Result<Message, CannotPublish> {
 }
 
 /// The dead letter itself, for the queue that it came from.
+///
+/// # Errors
+/// The message does not fit AMQP.
 pub fn unchanged(letter: DeadLetter) -> Result<Message, CannotPublish> {
     let headers = without(&letter.headers, |name| matches!(name, "CC" | "BCC"));
     let mut properties = with_reply_to(republished(&letter.properties), &letter.properties);
