@@ -218,6 +218,7 @@ impl Handle {
         let permit = Arc::clone(&self.jobs_in_flight).acquire_owned().await;
         let permit = permit.map_err(|_| PublishError::Closed)?;
         let withdraws = self.withdraws && reply_to.is_some();
+        let model = job.model.clone();
         let EncodedJob { id, items, message, withdrawal } =
             EncodedJob::new(job, &options, self.encoding, self.user_id.as_ref(), reply_to, withdraws).await?;
         let (registration, receivers) = self
@@ -227,7 +228,7 @@ impl Handle {
         let place = place.with_body(message.body.len()).await;
         let (published, result) = oneshot::channel();
         let outgoing =
-            Outgoing { id, registration: registration.number(), message, published, _place: place };
+            Outgoing { id, model, registration: registration.number(), message, published, _place: place };
         self.outgoing.send(outgoing).map_err(|_| self.end())?;
         match result.await.unwrap_or_else(|_| Err(self.end())) {
             Ok(()) => Ok((registration, receivers)),

@@ -320,8 +320,11 @@ impl JobChannels {
 fn answer(outgoing: &Outgoing, outcome: PublishOutcome) -> Result<(), PublishError> {
     match outcome {
         PublishOutcome::Confirmed => Ok(()),
-        PublishOutcome::Refused => Err(PublishError::QueueFull { model: outgoing.model() }),
-        PublishOutcome::Returned => Err(unroutable(outgoing.model(), "312 NO_ROUTE")),
+        PublishOutcome::Refused => {
+            let (model, key) = model_and_key(outgoing);
+            Err(PublishError::QueueFull { model, key })
+        }
+        PublishOutcome::Returned => Err(unroutable(outgoing, "312 NO_ROUTE")),
         PublishOutcome::TooLarge => {
             Err(PublishError::TooLarge { bytes: outgoing.message.body.len(), cap: BODY_BYTES_MAX })
         }
@@ -330,13 +333,18 @@ fn answer(outgoing: &Outgoing, outcome: PublishOutcome) -> Result<(), PublishErr
 
 fn refusal(outgoing: &Outgoing, code: u16, text: &str) -> PublishError {
     match code {
-        NOT_FOUND => unroutable(outgoing.model(), text),
+        NOT_FOUND => unroutable(outgoing, text),
         _ => PublishError::Refused { code, text: text.to_owned() },
     }
 }
 
-fn unroutable(model: String, broker_says: &str) -> PublishError {
-    PublishError::Unroutable { model, broker_says: broker_says.to_owned() }
+fn unroutable(outgoing: &Outgoing, broker_says: &str) -> PublishError {
+    let (model, key) = model_and_key(outgoing);
+    PublishError::Unroutable { model, key, broker_says: broker_says.to_owned() }
+}
+
+fn model_and_key(outgoing: &Outgoing) -> (String, String) {
+    (outgoing.model.clone(), outgoing.message.routing_key.to_string())
 }
 
 #[cfg(test)]

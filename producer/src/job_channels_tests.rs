@@ -17,8 +17,8 @@ async fn with_jobs(keys: &[&str]) -> (JobChannels, Vec<Published>) {
         let (published, result) = oneshot::channel();
         let message = Message { routing_key: (*key).into(), ..Message::default() };
         let place = limits.place(key).await.with_body(1).await;
-        let (id, registration) = (number.to_string(), number as u64);
-        channels.add(Outgoing { id, registration, message, published, _place: place });
+        let (id, model, registration) = (number.to_string(), "m".to_owned(), number as u64);
+        channels.add(Outgoing { id, model, registration, message, published, _place: place });
         results.push(result);
     }
     (channels, results)
@@ -83,6 +83,20 @@ async fn a_lost_connection_blames_no_job() {
         channels.connection_lost(&error, &Registry::default());
         assert!(results[0].try_recv().is_err());
         assert_eq!(channels.turn(), Turn::Others);
+    }
+}
+
+#[tokio::test]
+async fn errors_name_the_model_and_a_key_of_another_name() {
+    for (key, named) in [("m", "model `m`"), ("m-large", "model `m` with key `m-large`")] {
+        for (outcome, says) in [
+            (PublishOutcome::Returned, format!("no queue for {named}: is a worker for it configured?")),
+            (PublishOutcome::Refused, format!("the queue of {named} is full; try again later")),
+        ] {
+            let (channels, _results) = with_jobs(&[key]).await;
+            let error = answer(channels.channels[0].get(0).unwrap(), outcome).unwrap_err();
+            assert!(error.to_string().starts_with(&says), "{error}");
+        }
     }
 }
 

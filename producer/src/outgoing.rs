@@ -30,6 +30,7 @@ const HEADER_BYTES_MAX: usize = 120 * 1024;
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub(crate) id: String,
+    pub(crate) model: String,
     /// The number of its registration.
     pub(crate) registration: u64,
     pub(crate) message: Message,
@@ -40,10 +41,6 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    pub(crate) fn model(&self) -> String {
-        self.message.routing_key.to_string()
-    }
-
     pub(crate) fn finish(self, result: Result<(), PublishError>) {
         // An `Err`: the caller has dropped its future.
         let _ = self.published.send(result);
@@ -187,7 +184,7 @@ fn headers(options: &SubmitOptions) -> Result<FieldTable, PublishError> {
         table.insert(BATCH_HINT.into(), fields::long(hint.into()));
     }
     if let Some(traceparent) = &options.traceparent {
-        // Cut, it is as invalid as it was.
+        // `fields::text` cuts long texts; a traceparent that long is invalid already.
         table.insert(TRACEPARENT.into(), fields::text(traceparent));
     }
     // A trace is no reason to refuse a job: workers leave out what is wrong or too large, too.
