@@ -218,9 +218,10 @@ impl Actor {
         loop {
             let delay = delay(self.jobs.failures);
             self.jobs.failures = self.jobs.failures.saturating_add(1);
+            let connector = &mut self.connector;
             let attempt = async {
                 sleep(delay).await;
-                self.connector.open().await
+                connector.open().await
             };
             let opened = tokio::select! {
                 () = closed(&mut self.close) => return Err(None),

@@ -70,7 +70,7 @@ impl Client {
         let reconnect_for = options.reconnect_for;
         let (encoding, jobs_in_flight, timeout) = (options.encoding, options.jobs_in_flight, options.timeout);
         let user_id = options.user_id()?;
-        let connector = Connector::new(options)?;
+        let mut connector = Connector::new(options)?;
         let session = connector.open().await.map_err(|not_opened| not_opened.error)?;
         let registry = Arc::new(Registry::default());
         let shared = Arc::new(Shared::default());
@@ -198,7 +198,7 @@ impl Handle {
         reply_to: Option<&ShortString>,
         deadline: Option<Deadline>,
     ) -> Result<(Registration, Receivers), PublishError> {
-        let sending = self.send_unbounded(job, options, reply_to);
+        let sending = self.send_without_deadline(job, options, reply_to);
         match deadline {
             None => sending.await,
             Some(Deadline { at, after }) => {
@@ -207,7 +207,7 @@ impl Handle {
         }
     }
 
-    async fn send_unbounded(
+    async fn send_without_deadline(
         &self,
         job: Job,
         options: SubmitOptions,

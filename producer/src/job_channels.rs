@@ -53,7 +53,8 @@ pub(crate) struct JobChannels {
     limit: Option<(usize, Instant)>,
     next_number: u64,
     suspects: Suspects,
-    /// Sessions lost, and attempts to connect failed, since the last confirm.
+    /// Attempts to connect since the last confirm; sets the wait before the next. A session alone does not reset it: else a job over which
+    /// the broker closes each connection would make the client reconnect without a wait.
     pub(crate) failures: u32,
 }
 
