@@ -19,10 +19,10 @@ use vramq_amqp::{PublishOutcome, PublishPipeline};
 use vramq_schemas::BODY_BYTES_MAX;
 
 use crate::error::PublishError;
+use crate::isolation::{Isolation, Turn};
 use crate::job_channel::JobChannel;
 use crate::outgoing::Outgoing;
 use crate::registry::Registry;
-use crate::suspects::{Suspects, Turn};
 
 /// With more routing keys at a time, some share a channel.
 const CHANNELS_MAX: usize = 64;
@@ -52,7 +52,7 @@ pub(crate) struct JobChannels {
     /// How many the broker allowed when it refused further ones, and until when that counts.
     limit: Option<(usize, Instant)>,
     next_number: u64,
-    suspects: Suspects,
+    isolation: Isolation,
     /// Attempts to connect since the last confirm; sets the wait before the next. A session alone does not reset it: else a job over which
     /// the broker closes each connection would make the client reconnect without a wait.
     pub(crate) failures: u32,
@@ -74,7 +74,7 @@ impl Default for JobChannels {
             channels_max: CHANNELS_MAX,
             limit: None,
             next_number: 0,
-            suspects: Suspects::default(),
+            isolation: Isolation::default(),
             failures: 0,
         }
     }
@@ -89,7 +89,7 @@ impl JobChannels {
         self.connection = Some(connection);
         let earlier = std::mem::replace(&mut self.channels, vec![JobChannel::has_opened(first)]);
         self.keys.clear();
-        self.suspects.begin_session();
+        self.isolation.begin_session();
         let mut jobs = earlier.into_iter().flat_map(|mut channel| channel.take_jobs()).collect::<Vec<_>>();
         jobs.sort_unstable_by_key(|(number, _)| *number);
         for (number, outgoing) in jobs {
@@ -160,13 +160,13 @@ impl JobChannels {
         let connection = self.connection.clone()?;
         loop {
             let now = Instant::now();
-            let number = match self.suspects.turn(now) {
+            let number = match self.isolation.turn(now) {
                 Turn::Nobody { until } => return Some(until),
                 Turn::Others => break,
-                Turn::Suspect(number) => number,
+                Turn::Isolated(number) => number,
             };
             let Some(at) = self.channel_with(number) else {
-                self.suspects.remove(number);
+                self.isolation.remove(number);
                 continue;
             };
             if !self.channels[at].has_room(&connection) {
@@ -174,12 +174,12 @@ impl JobChannels {
             }
             let bytes = self.channels[at].get(number).map_or(0, |outgoing| outgoing.message.body.len());
             if self.publish(at, number, registry) {
-                self.suspects.published(number, bytes, now);
+                self.isolation.published(number, bytes, now);
             }
         }
         for at in 0..self.channels.len() {
             while let Some((number, outgoing)) = self.channels[at].first_waiting()
-                && !self.suspects.has_key(&outgoing.message.routing_key)
+                && !self.isolation.has_key(&outgoing.message.routing_key)
                 && self.channels[at].has_room(&connection)
             {
                 self.publish(at, number, registry);
@@ -264,11 +264,11 @@ impl JobChannels {
             Some(_) if matches!(code, NOT_FOUND | ACCESS_REFUSED) => self.refuse_all(code, &text),
             Some(at) if error.is_amqp_soft_error() => {
                 let in_flight = self.channels[at].unconfirmed();
-                self.blame(code, &text, &in_flight);
+                self.find_faulty(code, &text, &in_flight);
             }
             _ if OVER_A_FRAME.contains(&code) => {
-                let in_flight = self.suspects.among(in_flight, now);
-                self.blame(code, &text, &in_flight);
+                let in_flight = self.isolation.possible_causes(in_flight, now);
+                self.find_faulty(code, &text, &in_flight);
             }
             _ => {}
         }
@@ -280,21 +280,21 @@ impl JobChannels {
 
     fn refuse_all(&mut self, code: u16, text: &str) {
         self.keys.clear();
-        self.suspects = Suspects::default();
+        self.isolation = Isolation::default();
         for (_, outgoing) in self.channels.iter_mut().flat_map(JobChannel::take_jobs) {
             let refusal = refusal(&outgoing, code, text);
             outgoing.finish(Err(refusal));
         }
     }
 
-    /// The broker has closed a channel or the connection over one of these jobs.
-    fn blame(&mut self, code: u16, text: &str, in_flight: &[u64]) {
+    /// The broker has closed a channel or the connection over one of these jobs. A single one is refused; several are isolated.
+    fn find_faulty(&mut self, code: u16, text: &str, in_flight: &[u64]) {
         for number in in_flight {
             let Some(at) = self.channel_with(*number) else { continue };
             if in_flight.len() == 1 {
                 self.finish(at, *number, |outgoing| Err(refusal(outgoing, code, text)));
             } else if let Some(outgoing) = self.channels[at].get(*number) {
-                self.suspects.add(*number, outgoing.message.routing_key.clone());
+                self.isolation.add(*number, outgoing.message.routing_key.clone());
             }
         }
     }
@@ -306,7 +306,7 @@ impl JobChannels {
     /// Tells the caller of a job how publishing it ended.
     fn finish(&mut self, at: usize, number: u64, end: impl FnOnce(&Outgoing) -> Result<(), PublishError>) {
         let Some(outgoing) = self.channels[at].remove(number) else { return };
-        self.suspects.remove(number);
+        self.isolation.remove(number);
         if let Entry::Occupied(mut key) = self.keys.entry(outgoing.message.routing_key.clone()) {
             key.get_mut().jobs -= 1;
             if key.get().jobs == 0 {

@@ -1,4 +1,4 @@
-//! Which jobs are blamed when the broker closes a channel or the connection, and which channel a job has.
+//! Which jobs are isolated or refused when the broker closes a channel or the connection, and which channel a job has.
 
 use lapin::Error;
 use lapin::protocol::{AMQPError, AMQPErrorKind, AMQPHardError, AMQPSoftError};
@@ -35,26 +35,26 @@ impl JobChannels {
     }
 
     fn turn(&mut self) -> Turn {
-        self.suspects.turn(Instant::now())
+        self.isolation.turn(Instant::now())
     }
 }
 
-/// A job that the broker never accepts is found by sending the suspects one at a time.
+/// A job that the broker never accepts is found by publishing the isolated ones one at a time.
 #[tokio::test]
 async fn a_faulty_job_is_found_and_the_others_get_through() {
     for code in [406, 501] {
         let (mut channels, mut results) = with_jobs(&["m"; 5]).await;
-        channels.blame(code, "why", &[0, 1, 2, 3]);
+        channels.find_faulty(code, "why", &[0, 1, 2, 3]);
         assert!(results.iter_mut().all(|result| result.try_recv().is_err()));
         // The first gets through, the second is refused alone.
-        assert_eq!(channels.turn(), Turn::Suspect(0));
+        assert_eq!(channels.turn(), Turn::Isolated(0));
         channels.confirmed(0);
-        assert_eq!(channels.turn(), Turn::Suspect(1));
-        channels.blame(code, "why", &[1]);
+        assert_eq!(channels.turn(), Turn::Isolated(1));
+        channels.find_faulty(code, "why", &[1]);
         let refused = results[1].try_recv().unwrap().unwrap_err();
         assert!(matches!(refused, PublishError::Refused { code: with, .. } if code == with), "{refused:?}");
-        assert_eq!(channels.turn(), Turn::Suspect(2));
-        // The last suspect is through: all others follow.
+        assert_eq!(channels.turn(), Turn::Isolated(2));
+        // The last isolated job is through: all others follow.
         channels.confirmed(2);
         channels.confirmed(3);
         assert_eq!(channels.turn(), Turn::Others);
@@ -77,7 +77,7 @@ async fn errors_about_the_exchange_fail_every_job() {
 }
 
 #[tokio::test]
-async fn a_lost_connection_blames_no_job() {
+async fn a_lost_connection_isolates_no_job() {
     for error in [protocol_error(AMQPHardError::CONNECTIONFORCED), ErrorKind::MissingHeartbeatError.into()] {
         let (mut channels, mut results) = with_jobs(&["m"]).await;
         channels.connection_lost(&error, &Registry::default());
