@@ -67,8 +67,8 @@ impl Shared {
 enum Event {
     Close,
     Job(Box<Outgoing>),
-    /// Jobs are answered, or a channel is lost.
-    Answered(lapin::Result<()>),
+    /// Outcomes of publishes are known, or a channel is lost.
+    PublishesSettled(lapin::Result<()>),
     RepliesEnded(Result<lapin::Result<()>, JoinError>),
     /// `None` when the stream of events ended with the connection.
     Connection(Option<lapin::Event>),
@@ -154,8 +154,8 @@ impl Actor {
             match self.select(&mut replies, &mut connection).await {
                 Event::Close => break End::Closed,
                 Event::Job(outgoing) => self.jobs.add(*outgoing),
-                Event::Answered(Ok(())) => {}
-                Event::Answered(Err(error)) => break End::Lost(error.to_string()),
+                Event::PublishesSettled(Ok(())) => {}
+                Event::PublishesSettled(Err(error)) => break End::Lost(error.to_string()),
                 Event::Connection(event) => {
                     if let Some(lapin::Event::Error(error)) = &event
                         && !error.is_amqp_soft_error()
@@ -203,7 +203,7 @@ impl Actor {
         tokio::select! {
             () = closed(&mut self.close) => Event::Close,
             ended = replies_ended => Event::RepliesEnded(ended),
-            answered = self.jobs.next(&self.registry) => Event::Answered(answered),
+            settled = self.jobs.next(&self.registry) => Event::PublishesSettled(settled),
             event = connection.next() => Event::Connection(event),
             job = self.new_jobs.recv() => job.map_or(Event::Close, |job| Event::Job(Box::new(job))),
         }

@@ -1,5 +1,5 @@
-//! Jobs between [`Client::submit`](crate::Client::submit) and the broker's answer. They survive the loss of a session: unconfirmed jobs are
-//! published again.
+//! Jobs between [`Client::submit`](crate::Client::submit) and the outcome of publishing. They survive the loss of a session: unconfirmed
+//! jobs are published again.
 //!
 //! Each routing key that has jobs has a channel. For RabbitMQ registers a channel with a quorum queue before it publishes the channel's first
 //! message there. If the queue has lost its majority, that takes up to 65 s, in which RabbitMQ reads nothing else from the channel. So a queue
@@ -134,8 +134,8 @@ impl JobChannels {
         (0..self.channels.len()).min_by_key(|at| self.channels[*at].jobs()).unwrap_or(0)
     }
 
-    /// Publishes what may be published, and gives callers the broker's answers as they come. Waits for the next of these; for ever if there
-    /// is none.
+    /// Publishes what may be published, and tells callers the outcomes as they come. Waits for the next of these; for ever if there is
+    /// none.
     ///
     /// Cancel safety: nothing is lost.
     ///
@@ -150,12 +150,12 @@ impl JobChannels {
             }
         };
         tokio::select! {
-            answered = poll_fn(|context| self.poll(registry, context)) => answered,
+            settled = poll_fn(|context| self.poll(registry, context)) => settled,
             () = time_is_over => Ok(()),
         }
     }
 
-    /// Until when it waits for the answer of a suspect, if it does.
+    /// Publishes the jobs that may be published now. Returns until when the others wait for the outcome of a job that is published alone.
     fn publish_waiting(&mut self, registry: &Registry) -> Option<Instant> {
         let connection = self.connection.clone()?;
         loop {
@@ -195,7 +195,7 @@ impl JobChannels {
         if is_in_flight {
             self.channels[at].publish(number);
         } else {
-            // Or the job was answered, so it was published.
+            // The caller has given up, or replies have completed the job before its confirm came.
             self.finish(at, number, |_| Ok(()));
         }
         is_in_flight
@@ -220,7 +220,7 @@ impl JobChannels {
                     if outcome == PublishOutcome::Confirmed {
                         registry.mark_confirmed(&outgoing.id, outgoing.registration);
                     }
-                    answer(outgoing, outcome)
+                    publish_result(outgoing, outcome)
                 });
             }
         }
@@ -233,7 +233,7 @@ impl JobChannels {
 
     /// Notes why the connection is lost.
     pub(crate) fn connection_lost(&mut self, error: &lapin::Error, registry: &Registry) {
-        // The confirms that have come. A channel that is lost says no more than this error.
+        // First take in the confirms that have come, so that no confirmed job is a possible cause. Its error says no more than `error`.
         let _ = self.poll(registry, &mut Context::from_waker(Waker::noop()));
         self.note_loss(error, None);
     }
@@ -254,7 +254,7 @@ impl JobChannels {
         };
         let now = Instant::now();
         if code == NOT_ALLOWED && self.channels.len() > 1 {
-            // Further ones may be needed for more than jobs.
+            // One fewer than are open: withdrawals need a channel as well.
             let open = self.channels.iter().filter(|channel| channel.is_open()).count();
             self.limit = Some((open.saturating_sub(1).max(1), now + LIMITED_FOR));
         }
@@ -318,7 +318,7 @@ impl JobChannels {
     }
 }
 
-fn answer(outgoing: &Outgoing, outcome: PublishOutcome) -> Result<(), PublishError> {
+fn publish_result(outgoing: &Outgoing, outcome: PublishOutcome) -> Result<(), PublishError> {
     match outcome {
         PublishOutcome::Confirmed => Ok(()),
         PublishOutcome::Refused => {

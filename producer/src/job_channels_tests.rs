@@ -94,7 +94,7 @@ async fn errors_name_the_model_and_a_key_of_another_name() {
             (PublishOutcome::Refused, format!("the queue of {named} is full; try again later")),
         ] {
             let (channels, _results) = with_jobs(&[key]).await;
-            let error = answer(channels.channels[0].get(0).unwrap(), outcome).unwrap_err();
+            let error = publish_result(channels.channels[0].get(0).unwrap(), outcome).unwrap_err();
             assert!(error.to_string().starts_with(&says), "{error}");
         }
     }

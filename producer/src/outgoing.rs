@@ -34,7 +34,7 @@ pub(crate) struct Outgoing {
     /// The number of its registration.
     pub(crate) registration: u64,
     pub(crate) message: Message,
-    /// Receives one value, when the broker's answer is known.
+    /// Receives one value, when the outcome of publishing is known.
     pub(crate) published: oneshot::Sender<Result<(), PublishError>>,
     /// Its place among the jobs of its routing key.
     pub(crate) _place: BodyPlace,
