@@ -19,6 +19,9 @@ use crate::ledger::{Ledger, OnItsWay, UnknownOutcome};
 use crate::returns::MatchBy;
 use crate::transfer::Transfer;
 
+/// The delivery mode of messages that survive a restart of the broker.
+pub const PERSISTENT: u8 = 2;
+
 /// A message to publish.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Message<B = Bytes> {

@@ -15,6 +15,7 @@ use std::time::Duration;
 use lapin::types::ShortString;
 use lapin::{Connection, ErrorKind};
 use tokio::time::{Instant, sleep_until};
+use vramq_amqp::reply_code::{ACCESS_REFUSED, NOT_ALLOWED, NOT_FOUND};
 use vramq_amqp::{PublishOutcome, PublishPipeline};
 use vramq_schemas::BODY_BYTES_MAX;
 
@@ -29,11 +30,6 @@ const CHANNELS_MAX: usize = 64;
 
 /// For so long no more channels are opened than the broker allowed its user, all connections together.
 const LIMITED_FOR: Duration = Duration::from_secs(600);
-
-/// AMQP's codes for an exchange that does not exist, for one that this user may not write to, and for more channels than the user may have.
-const NOT_FOUND: u16 = 404;
-const ACCESS_REFUSED: u16 = 403;
-const NOT_ALLOWED: u16 = 530;
 
 /// AMQP's codes with which a broker closes the connection over a frame: malformed or too large, of values or a command that it does not know,
 /// unexpected, and not implemented. Others are about the connection.
@@ -253,6 +249,7 @@ impl JobChannels {
             _ => return,
         };
         let now = Instant::now();
+        // The user may have no more channels.
         if code == NOT_ALLOWED && self.channels.len() > 1 {
             // One fewer than are open: withdrawals need a channel as well.
             let open = self.channels.iter().filter(|channel| channel.is_open()).count();

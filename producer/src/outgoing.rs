@@ -6,25 +6,21 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use tokio::sync::oneshot;
 use uuid::Uuid;
-use vramq_amqp::{Message, new_secret};
+use vramq_amqp::{Message, PERSISTENT, new_secret};
 use vramq_schemas::headers::{BATCH_HINT, MODEL_REVISION, TRACEPARENT, TRACESTATE};
 use vramq_schemas::topology::{JOBS_EXCHANGE, check_model_name};
 use vramq_schemas::withdrawal::{DIGEST, Withdrawal};
-use vramq_schemas::{BODY_BYTES_MAX, Encoding, ITEMS_MAX, Input, Job, codec, fields, is_tracestate};
+use vramq_schemas::{
+    BODY_BYTES_MAX, Encoding, HEADER_BYTES_MAX, ITEMS_MAX, Input, Job, codec, fields, is_tracestate,
+};
 
 use crate::error::PublishError;
 use crate::key_limits::BodyPlace;
 use crate::options::SubmitOptions;
 
-/// The delivery mode of a message that survives a restart of the broker.
-const PERSISTENT: u8 = 2;
-
 /// Bodies from this size on are encoded and decoded on a blocking thread: at some 500 MB/s they would keep a runtime thread
 /// busy for more than 100 µs.
 const BLOCKING_BYTES: usize = 64 * 1024;
-
-/// The most bytes of a job's headers: what workers take, which leaves space in a frame of 128 KiB for the other properties.
-const HEADER_BYTES_MAX: usize = 120 * 1024;
 
 /// A job's message on its way into the jobs exchange.
 #[derive(Debug)]

@@ -9,8 +9,9 @@ use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, QueueDeclareOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{Acker, BasicProperties, Channel, Connection, Consumer, ErrorKind};
+use lapin::{Acker, BasicProperties, Channel, Connection, Consumer};
 use tokio::time::{Instant, interval};
+use vramq_amqp::is_missing;
 use vramq_schemas::fields::as_text;
 use vramq_schemas::{Encoding, Failure, ItemProgress, Outputs, ReplyHeaders, ReplyKind, codec, headers};
 
@@ -26,9 +27,6 @@ const REPLIES_PER_ACK: usize = REPLY_PREFETCH as usize / 4;
 /// How often a client looks for replies that it holds for too long.
 const HELD_LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// AMQP's code for a queue that does not exist.
-const NOT_FOUND: u16 = 404;
-
 /// Whether the queue still exists. It does not if it was deleted, if it expired while the client was away, or if its node
 /// lost it; then replies were lost with it.
 pub(crate) async fn exists(connection: &Connection, queue: &ShortString) -> lapin::Result<bool> {
@@ -37,10 +35,8 @@ pub(crate) async fn exists(connection: &Connection, queue: &ShortString) -> lapi
     let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
     match channel.queue_declare(queue.clone(), passive, FieldTable::default()).await {
         Ok(_) => channel.close(200, "OK".into()).await.map(|()| true),
-        Err(error) => match error.kind() {
-            ErrorKind::ProtocolError(refusal) if refusal.get_id() == NOT_FOUND => Ok(false),
-            _ => Err(error),
-        },
+        Err(error) if is_missing(&error) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

@@ -10,6 +10,7 @@ use lapin::options::QueueDeleteOptions;
 use lapin::types::ShortString;
 use lapin::{Channel, Connection, Consumer, ErrorKind};
 use tokio::time::timeout;
+use vramq_amqp::reply_code::{ACCESS_REFUSED, NOT_ALLOWED, NOT_FOUND, reply_code};
 use vramq_amqp::{Address, PublishPipeline};
 use vramq_schemas::topology::CLIENT_REPLIES;
 
@@ -17,15 +18,6 @@ use crate::error::ConnectError;
 use crate::held::HELD_MAX;
 use crate::options::{Options, REPLY_PREFETCH};
 use crate::{job_channel, reply_queue};
-
-/// AMQP's code for a user that does not exist or has another password, and for what a user may not do.
-const ACCESS_REFUSED: u16 = 403;
-
-/// AMQP's code for a queue that does not exist, or whose node is down.
-const NOT_FOUND: u16 = 404;
-
-/// AMQP's code for an unknown virtual host, and for what this user may not do at all.
-const NOT_ALLOWED: u16 = 530;
 
 /// How long closing may take before the connections are dropped.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -130,7 +122,7 @@ impl Connector {
         let opened = timeout(after, self.open_without_deadline()).await;
         match opened {
             Ok(opened) => opened.map_err(|error| NotOpened {
-                is_forbidden: matches!(error.kind(), ErrorKind::ProtocolError(refusal) if refusal.get_id() == ACCESS_REFUSED),
+                is_forbidden: reply_code(&error) == Some(ACCESS_REFUSED),
                 error: self.explain(&error),
             }),
             Err(_) => Err(NotOpened {

@@ -13,6 +13,7 @@ use tokio::net::TcpStream;
 
 use super::{Address, BrokerHost, CONNECT_TIMEOUT_MS, Host, shown};
 use crate::credentials::Secrets;
+use crate::reply_code::{ACCESS_REFUSED, NOT_ALLOWED, reply_code};
 
 /// Why connecting failed, and to which host.
 #[derive(Debug, thiserror::Error)]
@@ -27,7 +28,7 @@ impl ConnectError {
     /// Whether the broker refused: 403 is a wrong password, 530 an unknown virtual host. Other codes are temporary, for example
     /// 320 of a broker that shuts down.
     pub fn is_refusal(&self) -> bool {
-        matches!(self.error.kind(), ErrorKind::ProtocolError(protocol) if matches!(protocol.get_id(), 403 | 530))
+        matches!(reply_code(&self.error), Some(ACCESS_REFUSED | NOT_ALLOWED))
     }
 }
 
