@@ -17,7 +17,7 @@ use crate::error::{ConnectError, JobError, PublishError};
 use crate::job_channels::JobChannels;
 use crate::outgoing::Outgoing;
 use crate::registry::Registry;
-use crate::reply_queue::{hand_over, hand_over_held, settle};
+use crate::reply_queue::{dispatch_held_replies, dispatch_replies, settle};
 use crate::session::{CLOSE_TIMEOUT, Connector, NotOpened, Session};
 use crate::withdrawing::Withdrawing;
 
@@ -140,9 +140,9 @@ impl Actor {
             let (consumer, registry) = (replies.consumer.clone(), Arc::clone(&self.registry));
             if self.connector.holds() {
                 registry.held.clear();
-                tokio::spawn(hand_over_held(consumer, registry, self.connector.adopts()))
+                tokio::spawn(dispatch_held_replies(consumer, registry, self.connector.adopts()))
             } else {
-                tokio::spawn(hand_over(consumer, registry))
+                tokio::spawn(dispatch_replies(consumer, registry))
             }
         });
         let withdrawing = Withdrawing::start(Arc::clone(&session.publishing), Arc::clone(&self.registry));

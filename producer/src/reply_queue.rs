@@ -70,13 +70,13 @@ pub(crate) async fn consume(
 ///
 /// # Errors
 /// What ended the consumer; none if the broker cancelled it, for example because the queue was deleted.
-pub(crate) async fn hand_over(consumer: Consumer, registry: Arc<Registry>) -> lapin::Result<()> {
+pub(crate) async fn dispatch_replies(consumer: Consumer, registry: Arc<Registry>) -> lapin::Result<()> {
     let mut batches = consumer.ready_chunks(REPLIES_PER_ACK);
     while let Some(batch) = batches.next().await {
         let mut last = None;
         for delivery in batch {
             let Delivery { properties, data, acker, .. } = delivery?;
-            give(&registry, &properties, data, None).await;
+            dispatch(&registry, &properties, data, None).await;
             last = Some(acker);
         }
         if let Some(acker) = last {
@@ -86,12 +86,12 @@ pub(crate) async fn hand_over(consumer: Consumer, registry: Arc<Registry>) -> la
     Ok(())
 }
 
-/// Like [`hand_over`], for a client that holds its replies: acknowledges each when its job is released. Drops replies to unknown jobs,
+/// Like [`dispatch_replies`], for a client that holds its replies: acknowledges each when its job is released. Drops replies to unknown jobs,
 /// unless the client has `adopted` the queue: then a caller may ask for these jobs later, so their replies are held.
 ///
 /// # Errors
-/// As for [`hand_over`].
-pub(crate) async fn hand_over_held(
+/// As for [`dispatch_replies`].
+pub(crate) async fn dispatch_held_replies(
     mut consumer: Consumer,
     registry: Arc<Registry>,
     adopted: bool,
@@ -101,29 +101,34 @@ pub(crate) async fn hand_over_held(
         tokio::select! {
             delivery = consumer.next() => {
                 let Some(delivery) = delivery else { return Ok(()) };
-                let Delivery { properties, data, acker, .. } = delivery?;
-                let is_report = kind(&properties) == Some(ReplyKind::Progress);
-                let mut unheld = give(&registry, &properties, data, Some(acker)).await;
-                if !is_report {
-                    unheld = unheld.and_then(|acker| hold_again(&registry, &properties, acker));
-                }
-                match unheld {
-                    Some(acker) if adopted && !is_report => {
-                        let job = stray(&properties);
-                        registry.held.hold_stray(job, acker, Instant::now());
-                        if registry.contains(job) {
-                            // A caller may have asked for the job at this moment.
-                            registry.held.requeue_strays(job);
-                        }
-                    }
-                    Some(acker) => registry.held.drop_reply(acker),
-                    None => {}
-                }
+                on_held_delivery(&registry, delivery?, adopted).await;
             }
             () = registry.held.due() => {}
             _ = look.tick() => registry.held.requeue_old(Instant::now()),
         }
         settle(&registry).await?;
+    }
+}
+
+/// Gives a reply to its job, and holds it. A reply that is not to be held is acknowledged.
+async fn on_held_delivery(registry: &Registry, delivery: Delivery, adopted: bool) {
+    let Delivery { properties, data, acker, .. } = delivery;
+    let is_report = kind(&properties) == Some(ReplyKind::Progress);
+    let mut unheld = dispatch(registry, &properties, data, Some(acker)).await;
+    if !is_report {
+        unheld = unheld.and_then(|acker| hold_again(registry, &properties, acker));
+    }
+    match unheld {
+        Some(acker) if adopted && !is_report => {
+            let id = unknown_id(&properties);
+            registry.held.hold_stray(id, acker, Instant::now());
+            if registry.contains(id) {
+                // A caller may have asked for the job at this moment.
+                registry.held.requeue_strays(id);
+            }
+        }
+        Some(acker) => registry.held.acknowledge(acker),
+        None => {}
     }
 }
 
@@ -143,24 +148,24 @@ pub(crate) async fn settle(registry: &Registry) -> lapin::Result<()> {
 }
 
 /// Gives a reply to the job that awaits it. Returns the acker, unless the reply is held for the job.
-async fn give(
+async fn dispatch(
     registry: &Registry,
     properties: &BasicProperties,
     data: Vec<u8>,
     acker: Option<Acker>,
 ) -> Option<Acker> {
-    let Some(id) = known(registry, properties) else {
+    let Some(id) = known_id(registry, properties) else {
         registry.count_stray();
         if matches!(kind(properties), Some(ReplyKind::Done | ReplyKind::Failed)) {
-            registry.withdrawals.ended(stray(properties));
+            registry.withdrawals.ended(unknown_id(properties));
         }
         return acker;
     };
-    registry.take(id.as_str(), read(properties, data).await, acker)
+    registry.on_reply(id.as_str(), read(properties, data).await, acker)
 }
 
 /// The id of the job that a reply is to, if the job is in flight.
-fn known<'a>(registry: &Registry, properties: &'a BasicProperties) -> Option<&'a ShortString> {
+fn known_id<'a>(registry: &Registry, properties: &'a BasicProperties) -> Option<&'a ShortString> {
     let mut named = [properties.correlation_id(), properties.message_id()].into_iter().flatten();
     named.find(|id| registry.contains(id.as_str()))
 }
@@ -173,7 +178,7 @@ fn hold_again(registry: &Registry, properties: &BasicProperties, acker: Acker) -
 }
 
 /// The id of the unknown job that a reply belongs to. This library sets a job's id as its correlation id, too.
-fn stray(properties: &BasicProperties) -> &str {
+fn unknown_id(properties: &BasicProperties) -> &str {
     properties.correlation_id().as_ref().map_or("", |id| id.as_str())
 }
 
