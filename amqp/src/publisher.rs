@@ -203,8 +203,9 @@ impl ConfirmedPublisher {
         self.ledger().settle()
     }
 
-    /// Nothing panics while it holds the lock, and every entry stands by itself.
+    /// The ledger.
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        // Nothing panics while it holds the lock.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

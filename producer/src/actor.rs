@@ -57,8 +57,9 @@ impl Shared {
         *self.disconnected_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nothing panics while it holds the lock.
+    /// Notes whether there is a session.
     fn note_session(&self, is_there: bool) {
+        // Nothing panics while it holds the lock.
         let mut at = self.disconnected_at.lock().unwrap_or_else(PoisonError::into_inner);
         *at = if is_there { None } else { at.or_else(|| Some(Instant::now())) };
     }
@@ -98,8 +99,8 @@ impl Actor {
             match self.serve(&mut session).await {
                 End::Closed => {
                     let done = self.registry.is_done();
-                    // Before the jobs fail, which releases their replies: those are for the client that adopts the queue. An error means that
-                    // the session is lost, or slow, so that the broker keeps all replies.
+                    // First acknowledge what is due. Failing the jobs makes the replies of unfinished jobs due as well, and a client that
+                    // adopts the queue still needs those. If this fails or is slow, the broker keeps all replies.
                     let _ = timeout(CLOSE_TIMEOUT, settle(&self.registry)).await;
                     self.fail(&PublishError::Closed, &JobError::Closed);
                     session.close(self.connector.queue_to_delete(done)).await;
@@ -162,7 +163,7 @@ impl Actor {
                     {
                         self.jobs.connection_lost(error, &self.registry);
                     }
-                    if let Some(error) = lost(event) {
+                    if let Some(error) = note_event(event) {
                         break End::Lost(error);
                     }
                 }
@@ -240,8 +241,8 @@ impl Actor {
             if is_refused || self.reconnect_for.is_some_and(|max| since.elapsed() >= max) {
                 return Err(Some(error));
             }
-            // Log a refusal, and an outage only once.
-            if last.is_new(&error.to_string()) {
+            // Each new error is a warning; its repeats are only debug lines, because an outage may last for hours.
+            if last.note(&error.to_string()) {
                 tracing::warn!(%error, "cannot reconnect to the broker, trying again");
             } else {
                 tracing::debug!(%error, "cannot reconnect to the broker, trying again");
@@ -270,11 +271,13 @@ impl Drop for Actor {
     }
 }
 
-/// The error that ended the publishing connection, if this event has one. Without jobs in flight nothing else would report it.
-fn lost(event: Option<lapin::Event>) -> Option<String> {
+/// Logs what an event of the publishing connection says. Returns the error if the connection is lost: without jobs in flight nothing else
+/// would report it.
+fn note_event(event: Option<lapin::Event>) -> Option<String> {
     match event {
         None => return Some("the connection is closed".to_owned()),
-        // Closes only a channel. The jobs' channel also fails the jobs in flight; the withdrawals' channel concerns no job.
+        // A soft error closes only a channel. If it is one for jobs, `JobChannels::next` returns the error; the withdrawals' channel concerns
+        // no job.
         Some(lapin::Event::Error(error)) if error.is_amqp_soft_error() => {}
         Some(lapin::Event::Error(error)) => return Some(error.to_string()),
         Some(lapin::Event::ConnectionBlocked(reason)) => {

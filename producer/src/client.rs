@@ -54,6 +54,7 @@ pub struct Stats {
     pub stray_replies: u64,
     /// Items that had been answered before.
     pub duplicate_items: u64,
+    /// Sessions that were opened after a lost one.
     pub reconnects: u64,
     /// Jobs that this client has withdrawn, because their callers gave up on them. Some of them may have run.
     pub withdrawn: u64,
@@ -153,8 +154,8 @@ impl Client {
         self.0.reply_queue.as_ref().map(ShortString::as_str)
     }
 
-    /// How long the client has had no session, in which it publishes jobs and takes replies; `None` while it has one. A client that has
-    /// ended has none any more.
+    /// How long the client has been without a session, in which case it neither publishes jobs nor takes replies. `None` while it has one.
+    /// The time also grows after the client has ended.
     pub fn disconnected_for(&self) -> Option<Duration> {
         self.0.shared.disconnected_at().map(|at| at.elapsed())
     }
@@ -213,7 +214,7 @@ impl Handle {
         options: SubmitOptions,
         reply_to: Option<&ShortString>,
     ) -> Result<(Registration, Receivers), PublishError> {
-        // Before the permit, so that jobs which wait for a queue that does not answer hold no permits of others.
+        // Before the permit: a queue that does not answer then costs at most `KEY_JOBS_MAX` permits of the client.
         let place = self.key_limits.place(options.key_of(&job)).await;
         let permit = Arc::clone(&self.jobs_in_flight).acquire_owned().await;
         let permit = permit.map_err(|_| PublishError::Closed)?;
@@ -233,7 +234,8 @@ impl Handle {
         match result.await.unwrap_or_else(|_| Err(self.end())) {
             Ok(()) => Ok((registration, receivers)),
             Err(error) => {
-                // The broker does not have it, or the client has ended, and has withdrawn it.
+                // Without a withdrawal: the broker does not have the job, or the client has ended and can publish none. A client that
+                // closes has withdrawn it.
                 registration.forget();
                 Err(error)
             }

@@ -51,7 +51,7 @@ pub(crate) async fn open(connection: &Connection) -> lapin::Result<PublishPipeli
 }
 
 impl JobChannel {
-    pub(crate) fn has_opened(publisher: PublishPipeline<u64>) -> Self {
+    pub(crate) fn with_publisher(publisher: PublishPipeline<u64>) -> Self {
         Self { publisher: Publisher::Open(publisher), ..Self::default() }
     }
 

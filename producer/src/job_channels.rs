@@ -83,7 +83,7 @@ impl JobChannels {
         let for_jobs = usize::from(connection.configuration().channel_max()).saturating_sub(2).max(1);
         self.channels_max = self.limit(Instant::now()).unwrap_or(CHANNELS_MAX).min(for_jobs);
         self.connection = Some(connection);
-        let earlier = std::mem::replace(&mut self.channels, vec![JobChannel::has_opened(first)]);
+        let earlier = std::mem::replace(&mut self.channels, vec![JobChannel::with_publisher(first)]);
         self.keys.clear();
         self.isolation.begin_session();
         let mut jobs = earlier.into_iter().flat_map(|mut channel| channel.take_jobs()).collect::<Vec<_>>();
