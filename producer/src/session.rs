@@ -11,7 +11,7 @@ use lapin::types::ShortString;
 use lapin::{Channel, Connection, Consumer, ErrorKind};
 use tokio::time::timeout;
 use vramq_amqp::reply_code::{ACCESS_REFUSED, NOT_ALLOWED, NOT_FOUND, reply_code};
-use vramq_amqp::{Address, PublishPipeline};
+use vramq_amqp::{Address, BrokerHost, PublishPipeline};
 use vramq_schemas::topology::CLIENT_REPLIES;
 
 use crate::error::ConnectError;
@@ -118,7 +118,7 @@ impl Connector {
 
     /// Connects, in the order that leaves no gap: connection, channel, confirms; then queue, qos, consumer.
     pub(crate) async fn open(&mut self) -> Result<Session, NotOpened> {
-        let after = self.options.connect_timeout;
+        let after = self.open_timeout();
         let opened = timeout(after, self.open_without_deadline()).await;
         match opened {
             Ok(opened) => opened.map_err(|error| NotOpened {
@@ -132,17 +132,24 @@ impl Connector {
         }
     }
 
+    /// How long an attempt may take. Each host but the last one may be silent for its whole time before the next one is tried.
+    fn open_timeout(&self) -> Duration {
+        let hosts = u32::try_from(self.address.host_count()).unwrap_or(u32::MAX);
+        self.options.connect_timeout.saturating_mul(hosts)
+    }
+
     /// Whether a refusal that lasts ends the client.
     pub(crate) fn gives_up_when_refused(&self) -> bool {
         self.options.give_up_when_refused
     }
 
     async fn open_without_deadline(&mut self) -> lapin::Result<Session> {
-        let publishing = self.connect("jobs").await?;
+        let (publishing, host) = self.connect(&self.address, "jobs").await?;
         let first_job_channel = Some(job_channel::open(&publishing).await?);
         let (mut replies, mut lost_replies) = (None, false);
         if let Some(queue) = &self.reply_queue {
-            let connection = self.connect("replies").await?;
+            // To the same host, so that a host that was silent a moment ago costs no time again.
+            let (connection, _) = self.connect(&self.address.starting_with(&host), "replies").await?;
             let before = self.reply_queue_state;
             let is_missing =
                 before != ReplyQueueState::NotCreated && !reply_queue::exists(&connection, queue).await?;
@@ -169,9 +176,9 @@ impl Connector {
         Ok(Session { publishing: Arc::new(publishing), first_job_channel, replies, lost_replies })
     }
 
-    async fn connect(&self, what: &str) -> lapin::Result<Connection> {
+    async fn connect(&self, address: &Address, what: &str) -> lapin::Result<(Connection, BrokerHost)> {
         let name = format!("{} ({what})", self.options.connection_name);
-        self.address.connect(&name).await.map_err(|error| error.error)
+        address.connect_with_host(&name).await.map_err(|error| error.error)
     }
 
     fn explain(&self, error: &lapin::Error) -> ConnectError {
@@ -234,6 +241,14 @@ mod tests {
     fn explained(options: Options, code: u16) -> ConnectError {
         let error = ErrorKind::ProtocolError(AMQPError::from_id(code, "why".into()).unwrap()).into();
         Connector::new(options).unwrap().explain(&error)
+    }
+
+    #[test]
+    fn an_attempt_to_connect_has_the_time_for_each_host() {
+        for (url, seconds) in [("amqp://a/%2f", 10), ("amqp://a,b,c/%2f", 30)] {
+            let connector = Connector::new(Options::new(url)).unwrap();
+            assert_eq!(connector.open_timeout(), Duration::from_secs(seconds), "{url}");
+        }
     }
 
     #[test]
