@@ -95,7 +95,8 @@ impl EncodedJob {
         let bytes = job.inputs.iter().map(input_bytes).sum::<usize>();
         // Every encoding takes at least the bytes of its inputs, so a huge job is refused before it is encoded.
         check_size(bytes)?;
-        let body = off_runtime(bytes, move || codec::encode(&job, encoding)).await?;
+        let encoded = off_runtime(bytes, move || codec::encode(&job, encoding)).await;
+        let body = encoded.ok_or(PublishError::Closed)??;
         check_size(body.len())?;
         let exchange = JOBS_EXCHANGE.into();
         let message =
@@ -104,17 +105,20 @@ impl EncodedJob {
     }
 }
 
-/// Runs work over `bytes` bytes, on a blocking thread if it is long.
+/// Runs work over `bytes` bytes, on a blocking thread if it is long. `None` if its runtime ends before the work begins.
 pub(crate) async fn off_runtime<T: Send + 'static>(
     bytes: usize,
     work: impl FnOnce() -> T + Send + 'static,
-) -> T {
+) -> Option<T> {
     if bytes < BLOCKING_BYTES {
-        return work();
+        return Some(work());
     }
     match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(failed) => std::panic::resume_unwind(failed.into_panic()),
+        Ok(done) => Some(done),
+        Err(failed) => match failed.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => None,
+        },
     }
 }
 

@@ -197,23 +197,24 @@ async fn parse(properties: &BasicProperties, data: Vec<u8>) -> Result<Reply, Str
     })?;
     let content_type = properties.content_type().as_ref().map(|named| named.as_str());
     let encoding = Encoding::of(content_type).map_err(|e| e.to_string())?;
-    let bytes = data.len();
     if kind == ReplyKind::Failed {
-        return off_runtime(bytes, move || codec::decode::<Failure>(&data, encoding))
-            .await
-            .map(Reply::Failed)
-            .map_err(|e| e.to_string());
+        return decode::<Failure>(data, encoding).await.map(Reply::Failed);
     }
     if kind == ReplyKind::Progress {
-        let progress = off_runtime(bytes, move || codec::decode::<ItemProgress>(&data, encoding)).await;
-        return Ok(Reply::Progress(progress.ok()));
+        return Ok(Reply::Progress(decode::<ItemProgress>(data, encoding).await.ok()));
     }
     let empty = FieldTable::default();
     let table = properties.headers().as_ref().unwrap_or(&empty);
     let read = ReplyHeaders::read(table).map_err(|e| e.to_string())?;
-    let body = off_runtime(bytes, move || codec::decode::<Outputs>(&data, encoding))
-        .await
-        .map_err(|e| e.to_string())?;
+    let body = decode::<Outputs>(data, encoding).await?;
     let revision = table.inner().get(headers::MODEL_REVISION).and_then(as_text);
     Ok(Reply::Outputs { headers: read, tokens: headers::tokens(table), revision, outputs: body.outputs })
+}
+
+async fn decode<T: codec::Body + Send + 'static>(data: Vec<u8>, encoding: Encoding) -> Result<T, String> {
+    match off_runtime(data.len(), move || codec::decode::<T>(&data, encoding)).await {
+        Some(decoded) => decoded.map_err(|error| error.to_string()),
+        // The runtime ends, and this task with it.
+        None => std::future::pending().await,
+    }
 }
