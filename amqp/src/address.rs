@@ -39,7 +39,7 @@ struct Host {
     uri: AMQPUri,
     /// It did not answer the last time. An abandoned attempt of lapin's continues in a thread for as long as the peer is silent,
     /// so such a host is probed for a single byte first.
-    mute: Arc<AtomicBool>,
+    was_silent: Arc<AtomicBool>,
 }
 
 /// One host of an address, as the URL names it.
@@ -81,7 +81,7 @@ impl FromStr for Address {
             if let Some((address, _)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
                 uri.authority.host = address.to_owned();
             }
-            Ok(Host { uri: with_defaults(uri), mute: Arc::default() })
+            Ok(Host { uri: with_defaults(uri), was_silent: Arc::default() })
         };
         let hosts = hosts.split(',').map(of_host).collect::<Result<_, _>>()?;
         let (name, password) = user.split_once(':').unwrap_or((user, ""));
@@ -186,6 +186,21 @@ impl Address {
         (0..hosts).map(move |turn| Self { first: Some((first + turn) % hosts), ..address.clone() })
     }
 
+    /// The same address, which tries this host first: for a further connection to a host that has answered.
+    #[must_use]
+    pub fn starting_with(&self, host: &BrokerHost) -> Self {
+        let is_it = |known: &Host| {
+            let authority = &known.uri.authority;
+            authority.host == host.name && authority.port == host.port
+        };
+        Self { first: self.hosts.iter().position(is_it).or(self.first), ..self.clone() }
+    }
+
+    /// How many hosts it has, at least one.
+    pub fn host_count(&self) -> usize {
+        self.hosts.len()
+    }
+
     fn random_host(&self) -> usize {
         uuid::Uuid::new_v4().as_u64_pair().0 as usize % self.hosts.len()
     }
@@ -259,6 +274,14 @@ mod tests {
         assert!(first.windows(2).all(|pair| pair[1] == (pair[0] + 1) % 3), "{first:?}");
         first.sort_unstable();
         assert_eq!(first, [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_further_connection_starts_with_the_host_that_answered() {
+        let address: Address = "amqp://a,b:7,b/".parse().unwrap();
+        let first =
+            |name: &str, port| address.starting_with(&BrokerHost { name: name.to_owned(), port }).first;
+        assert_eq!([first("b", 7), first("b", 5672), first("c", 5672)], [Some(1), Some(2), None]);
     }
 
     #[test]

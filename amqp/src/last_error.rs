@@ -5,8 +5,8 @@
 pub struct LastError(Option<String>);
 
 impl LastError {
-    /// Whether an error differs from the one before it: only then it is to be logged.
-    pub fn is_new(&mut self, error: &str) -> bool {
+    /// Notes an error. Returns whether it differs from the one before, and so is to be logged.
+    pub fn note(&mut self, error: &str) -> bool {
         let is_new = self.0.as_deref() != Some(error);
         if is_new {
             self.0 = Some(error.to_owned());
@@ -23,6 +23,6 @@ mod tests {
     fn an_error_is_new_until_it_comes_again() {
         let mut last = LastError::default();
         let errors = ["refused", "refused", "lost", "lost", "refused"];
-        assert_eq!(errors.map(|error| last.is_new(error)), [true, false, true, false, true]);
+        assert_eq!(errors.map(|error| last.note(error)), [true, false, true, false, true]);
     }
 }

@@ -15,7 +15,7 @@ use crate::confirms::{Confirms, PublishOutcome};
 use crate::returns::{MatchBy, Returns};
 use crate::transfer::{ConfirmTime, Transfer};
 
-/// The factor by which each other confirm reduces the slowest time: after some dozens it no longer counts.
+/// The factor by which each further confirm reduces the slowest time: after some dozens it no longer counts.
 pub const SLOWEST_FADES: f64 = 0.95;
 
 /// The most late publishes: those no longer waited for that may still be confirmed. Each is a reply to a silent queue, and a worker runs
@@ -81,9 +81,9 @@ enum Silence {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OnItsWay {
     /// Bytes up to the end of the channel's last publish.
-    pub up_to_last: u64,
+    pub up_to_last_bytes: u64,
     /// Bytes of all that was published on the connection.
-    pub all: u64,
+    pub all_bytes: u64,
     /// The broker has confirmed a message that was published after the channel's last one, on another channel.
     pub is_last_passed: bool,
 }
@@ -97,10 +97,11 @@ pub(crate) struct Ledger {
     /// Seconds in which the broker read and confirms could be taken, and how many of them the broker has for each.
     seconds: u32,
     seconds_max: u32,
-    /// The last confirm: its second, and the latest publish that was confirmed.
-    confirmed_at: u32,
+    /// The second of the last confirm, or of the last silence after which publishes have their time again.
+    waiting_since: u32,
+    /// The highest number that is confirmed.
     confirmed: u64,
-    /// The time that passed without the confirm that was due in it; `None` again after the next confirm.
+    /// The time of the silence that gave up the oldest publish. A second silence gives up all. `None` after a confirm.
     silent_for: Option<ConfirmTime>,
     /// What the connection has sent, and how much of it the broker has read or has had the time to read.
     transfer: Transfer,
@@ -144,8 +145,8 @@ impl Ledger {
     /// What of the connection's messages may still be on its way.
     pub(crate) fn on_its_way(&self) -> OnItsWay {
         OnItsWay {
-            up_to_last: self.transfer.unread(self.end),
-            all: self.transfer.all_unread(),
+            up_to_last_bytes: self.transfer.unread(self.end),
+            all_bytes: self.transfer.all_unread(),
             is_last_passed: self.transfer.read() > self.end,
         }
     }
@@ -174,11 +175,11 @@ impl Ledger {
 
     /// Counts a second, unless the broker blocks publishers. A standstill of the process counts as one second.
     ///
-    /// The broker reads messages in order. So the time for a confirm starts when a later publish of the channel was confirmed: until then
-    /// each confirm shows that the broker still has earlier messages to read, for example over a slow network. If no confirm comes at all,
-    /// what was published before on the connection may be large and on its way; beyond the time for that, the broker may be stuck at the
-    /// oldest publish. So that one is given up first. The others follow if nothing is confirmed in the time for all that is on its way by
-    /// then, which may include large messages published since.
+    /// The broker reads messages in order. A publish has its time from the moment when the broker can have read it: after a confirm of a
+    /// later publish of this channel, or while other channels' confirms come nearer to it. Until then each confirm of this channel starts
+    /// the time again. If nothing is confirmed, the time also covers the bytes before it on the connection. When that is over, the broker
+    /// may be stuck at the oldest publish, so only that one is given up. If the same time passes again without a confirm, now for all bytes
+    /// on the connection, all unread publishes are given up.
     pub(crate) fn tick(&mut self) {
         if !self.clock.is_running() {
             return;
@@ -190,7 +191,7 @@ impl Ledger {
             open.is_read = self.confirmed > *sequence;
             // Another channel's confirm shows that the broker reads what stands before this publish.
             let comes_nearer = self.read > read_before && open.end > read_before;
-            let since = if open.is_read || comes_nearer { self.seconds } else { self.confirmed_at };
+            let since = if open.is_read || comes_nearer { self.seconds } else { self.waiting_since };
             open.since = open.since.max(since);
         }
         let queue_time = ConfirmTime::new(self.seconds_max, 0);
@@ -226,7 +227,7 @@ impl Ledger {
             self.read = self.read.max(oldest.end);
         }
         // Give the others the same time again.
-        (self.silent_for, self.confirmed_at) = (Some(time), self.seconds);
+        (self.silent_for, self.waiting_since) = (Some(time), self.seconds);
     }
 
     /// Polls for the end of the wait. When the confirm is overdue, the ledger keeps it: it may still come, and carry the return of another
@@ -260,7 +261,7 @@ impl Ledger {
             self.transfer.confirmed(open.end);
             self.read = self.read.max(open.end);
         }
-        (self.silent_for, self.confirmed_at) = (None, self.seconds);
+        (self.silent_for, self.waiting_since) = (None, self.seconds);
         self.confirmed = self.confirmed.max(sequence);
         let carried = carried(confirmation, &self.returns);
         self.confirms.complete(sequence, confirmation.is_ack(), carried)

@@ -153,14 +153,14 @@ fn a_publish_has_the_time_for_what_other_channels_published_before() {
     let (mut ledger, mut other) = (beside_others(&transfer, now), beside_others(&transfer, now));
     let large = [(); 2].map(|()| other.register(None, LARGE, now));
     let small = register(&mut ledger, now);
-    assert_eq!(ledger.on_its_way().up_to_last, 2 * (LARGE as u64 + 1) + 1);
+    assert_eq!(ledger.on_its_way().up_to_last_bytes, 2 * (LARGE as u64 + 1) + 1);
     for sequence in large {
         // Each takes its whole time, and the broker some of its own.
         ticks(&mut ledger, LARGE_S + SECONDS_MAX);
         assert!(!is_due(&mut ledger, small));
         confirm(&mut other, sequence, now);
     }
-    let last = OnItsWay { up_to_last: 1, all: 1, is_last_passed: false };
+    let last = OnItsWay { up_to_last_bytes: 1, all_bytes: 1, is_last_passed: false };
     assert_eq!(ledger.on_its_way(), last);
     ticks(&mut ledger, 1 + SECONDS_MAX);
     assert!(!is_due(&mut ledger, small), "the time starts when what was before it has arrived");
@@ -192,10 +192,10 @@ fn a_large_message_that_is_never_confirmed_delays_others_once() {
 
     let mut ledger = beside_others(&transfer, now);
     let third = register(&mut ledger, now);
-    assert!(ledger.on_its_way().up_to_last > LARGE as u64);
+    assert!(ledger.on_its_way().up_to_last_bytes > LARGE as u64);
     confirm(&mut ledger, third, now);
     let fourth = register(&mut ledger, now);
-    assert_eq!(ledger.on_its_way().up_to_last, 1);
+    assert_eq!(ledger.on_its_way().up_to_last_bytes, 1);
     ticks(&mut ledger, SECONDS_MAX + 1);
     assert!(is_due(&mut ledger, fourth));
 }

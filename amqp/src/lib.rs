@@ -1,6 +1,5 @@
-//! What worker, client library, gateway and command share. For RabbitMQ: addresses and credentials, publishing with confirms, withdrawing
-//! jobs, reading heartbeats and queue depths. For configuration: finding misspelt environment variables, and applying environment and flags
-//! over a file.
+//! What worker, client library, gateway and command share for RabbitMQ: addresses and credentials, publishing with confirms, withdrawing
+//! jobs, reading heartbeats and queue depths.
 //!
 //! This crate works with `lapin` as published. vramq's programs use a patched `lapin`, because they read messages from untrusted
 //! publishers; [`missing_patches`] lists the patches that a program lacks.
@@ -14,14 +13,13 @@ mod address;
 mod confirm_clock;
 mod confirms;
 mod credentials;
-mod environment;
 mod last_error;
 mod ledger;
 mod monitor;
-mod overrides;
 mod patches;
 mod pipeline;
 mod publisher;
+pub mod reply_code;
 mod returns;
 mod transfer;
 mod withdrawals;
@@ -29,14 +27,13 @@ mod withdrawals;
 pub use address::{Address, BrokerHost, ConnectError, InvalidAddress};
 pub use confirms::PublishOutcome;
 pub use credentials::{Credentials, InvalidCredentials};
-pub use environment::{NAME, Unread, Vocabulary, is_read};
 pub use last_error::LastError;
 pub use ledger::{OnItsWay, SLOWEST_FADES, UnknownOutcome};
-pub use monitor::{Depth, is_missing, next_delivery, queue_depth, reply_code, subscribe_to_heartbeats};
-pub use overrides::Overrides;
+pub use monitor::{Depth, next_delivery, queue_depth, subscribe_to_heartbeats};
 pub use patches::{MissingPatch, missing_patches};
 pub use pipeline::{CONFIRMS_IN_FLIGHT, Limits, Outcomes, PublishPipeline};
-pub use publisher::{ConfirmedPublisher, Message, Unconfirmed};
+pub use publisher::{ConfirmedPublisher, Message, PERSISTENT, Unconfirmed};
+pub use reply_code::{is_missing, reply_code};
 pub use returns::MatchBy;
 pub use transfer::{ConfirmTime, Transfer};
 pub use withdrawals::{

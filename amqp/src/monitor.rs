@@ -4,15 +4,13 @@ use futures_util::StreamExt as _;
 use lapin::message::Delivery;
 use lapin::options::{BasicConsumeOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{Connection, Consumer, ErrorKind, ExchangeKind};
+use lapin::{Connection, Consumer, ExchangeKind};
 use vramq_schemas::topology::STATUS_EXCHANGE;
+
+use crate::reply_code::{ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, is_missing, reply_code};
 
 /// Heartbeats that may wait in the queue; then the broker drops the oldest.
 const HEARTBEATS_MAX: i32 = 1_024;
-
-const ACCESS_REFUSED: u16 = 403;
-const NOT_FOUND: u16 = 404;
-const RESOURCE_LOCKED: u16 = 405;
 
 /// The longest name that AMQP has for a queue, in bytes.
 const NAME_BYTES_MAX: usize = 255;
@@ -93,19 +91,6 @@ pub async fn queue_depth(connection: &Connection, queue: &str) -> lapin::Result<
 /// Whether a queue can have the name. A `ShortString` made of a longer one panics, and the empty one means another queue.
 fn is_queue_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len())
-}
-
-/// Whether the broker refused because it has no such queue or exchange.
-pub fn is_missing(error: &lapin::Error) -> bool {
-    reply_code(error) == Some(NOT_FOUND)
-}
-
-/// The code with which the broker closed a channel or a connection; `None` for other errors.
-pub fn reply_code(error: &lapin::Error) -> Option<u16> {
-    match error.kind() {
-        ErrorKind::ProtocolError(refused) => Some(refused.get_id()),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

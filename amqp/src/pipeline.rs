@@ -27,6 +27,7 @@ const EXPLAINED_WITHIN: Duration = Duration::from_secs(1);
 /// How much may wait for its confirm.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
+    /// Messages.
     pub messages: usize,
     /// Bytes of all bodies. One message may exceed it, so that a large body is not stuck for ever.
     pub bytes: usize,
@@ -46,8 +47,7 @@ pub struct PublishPipeline<T> {
     publisher: ConfirmedPublisher,
     limits: Limits,
     in_flight: HashMap<u64, InFlight<T>>,
-    /// How many of `in_flight` have no confirm, and the bytes of their bodies.
-    unconfirmed: usize,
+    /// The bytes of the bodies of those in `in_flight` that have no confirm.
     bytes: usize,
     confirming: FuturesUnordered<BoxFuture<'static, Confirmed>>,
     too_large: Vec<T>,
@@ -83,7 +83,7 @@ impl<T> fmt::Debug for PublishPipeline<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PublishPipeline")
             .field("publisher", &self.publisher)
-            .field("unconfirmed", &self.unconfirmed)
+            .field("unconfirmed", &self.unconfirmed().count())
             .finish_non_exhaustive()
     }
 }
@@ -100,7 +100,6 @@ impl<T> PublishPipeline<T> {
             publisher: ConfirmedPublisher::new(channel, match_by, None),
             limits,
             in_flight: HashMap::new(),
-            unconfirmed: 0,
             bytes: 0,
             confirming: FuturesUnordered::new(),
             too_large: Vec::new(),
@@ -118,11 +117,6 @@ impl<T> PublishPipeline<T> {
         self.in_flight.is_empty() && self.too_large.is_empty()
     }
 
-    /// How many messages await their confirm.
-    pub fn in_flight(&self) -> usize {
-        self.unconfirmed
-    }
-
     /// The tokens of messages without a confirm.
     pub fn unconfirmed(&self) -> impl Iterator<Item = &T> {
         let unconfirmed = self.in_flight.values().filter(|message| !message.is_confirmed);
@@ -132,7 +126,7 @@ impl<T> PublishPipeline<T> {
     /// Forgets the messages in flight, and returns their tokens: their outcomes will not be known. Also forgets those that were too large
     /// to be sent, without returning them.
     pub fn forget(&mut self) -> Vec<T> {
-        (self.unconfirmed, self.bytes) = (0, 0);
+        self.bytes = 0;
         self.too_large.clear();
         self.in_flight.drain().map(|(_, message)| message.token).collect()
     }
@@ -148,7 +142,6 @@ impl<T> PublishPipeline<T> {
         }
         let sequence = self.publisher.register(&message);
         self.in_flight.insert(sequence, InFlight { token, bytes, is_confirmed: false });
-        self.unconfirmed += 1;
         self.bytes += bytes;
         let publisher = self.publisher.clone();
         let confirmed = async move {
@@ -220,7 +213,6 @@ impl<T> PublishPipeline<T> {
             && !message.is_confirmed
         {
             message.is_confirmed = true;
-            self.unconfirmed -= 1;
             self.bytes -= message.bytes;
         }
     }

@@ -19,6 +19,9 @@ use crate::ledger::{Ledger, OnItsWay, UnknownOutcome};
 use crate::returns::MatchBy;
 use crate::transfer::Transfer;
 
+/// The delivery mode of messages that survive a restart of the broker.
+pub const PERSISTENT: u8 = 2;
+
 /// A message to publish.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Message<B = Bytes> {
@@ -200,8 +203,9 @@ impl ConfirmedPublisher {
         self.ledger().settle()
     }
 
-    /// Nothing panics while it holds the lock, and every entry stands by itself.
+    /// The ledger.
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        // Nothing panics while it holds the lock.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

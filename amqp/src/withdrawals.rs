@@ -51,7 +51,7 @@ struct Open {
 /// receive the only message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Excess {
-    /// Sent once, and not repeated.
+    /// Queued to be sent once, and not repeated. If sending fails, they are dropped; they count here all the same.
     pub sent_once: u64,
     /// Not sent at all: too many waited to be sent.
     pub not_sent: u64,
@@ -101,11 +101,11 @@ impl Withdrawals {
             open.by_job.insert(withdrawal.job.clone(), (withdrawal.clone(), Instant::now()));
         }
         // A withdrawal that is repeated may be left out here, because the next repeat sends it.
-        let is_sent = open.unsent.len() < if is_repeated { WITHDRAWN_MAX } else { UNSENT_MAX };
-        if is_sent {
+        let is_queued = open.unsent.len() < if is_repeated { WITHDRAWN_MAX } else { UNSENT_MAX };
+        if is_queued {
             open.unsent.push(withdrawal);
         }
-        match (is_repeated, is_sent) {
+        match (is_repeated, is_queued) {
             (true, _) => {}
             (false, true) => open.excess.sent_once += 1,
             (false, false) => open.excess.not_sent += 1,
@@ -153,6 +153,7 @@ impl Withdrawals {
         self.open().excess
     }
 
+    /// How many jobs have withdrawals that are repeated.
     pub fn len(&self) -> usize {
         self.open().by_job.len()
     }

@@ -5,6 +5,7 @@ use std::sync::Once;
 use std::time::Duration;
 
 use lapin::{Connection, ErrorKind};
+use vramq_amqp::reply_code::NOT_ALLOWED;
 use vramq_amqp::{Address, Credentials, InvalidAddress, InvalidCredentials};
 use vramq_producer::Options;
 
@@ -16,9 +17,6 @@ const RECONNECT_FOR: Duration = Duration::from_secs(60);
 
 /// How long closing a connection may take before the command ends without waiting for it.
 const CLOSE_MAX: Duration = Duration::from_secs(3);
-
-/// AMQP's code for what this user may not do at all, such as to open another channel.
-const NOT_ALLOWED: u16 = 530;
 
 /// Keeps these flags together in every help text: clap would otherwise sort them among the command's own flags.
 pub(crate) const HEADING: &str = "Broker";

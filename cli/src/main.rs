@@ -29,8 +29,9 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
-use vramq_amqp::{Unread, Vocabulary};
-use vramq_program::{Completions, Manual, completions_help, log_filter, manual_help};
+use vramq_program::{
+    Completions, Manual, UnknownVariables, Vocabulary, completions_help, log_filter, manual_help,
+};
 
 /// In the static programs of a release, because musl's own allocator takes one lock for all threads.
 #[cfg(target_env = "musl")]
@@ -71,8 +72,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let unread = unread_variables();
-    if let Some((name, meant)) = unread.misspelt.first() {
+    let unknown = unknown_variables();
+    if let Some((name, meant)) = unknown.misspelt.first() {
         eprintln!("error: the environment variable {name} is unknown; did you mean {meant}?");
         return exit::USAGE.into();
     }
@@ -94,7 +95,7 @@ fn main() -> ExitCode {
         .with_target(false)
         .with_ansi(!plain && std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
-    for name in &unread.unknown {
+    for name in &unknown.unknown {
         eprintln!("warning: nothing of vramq reads the environment variable {name}");
     }
     let runtime = match tokio::runtime::Runtime::new() {
@@ -142,11 +143,11 @@ fn done(result: Result<(), String>) -> u8 {
 }
 
 /// The variables that begin as vramq's do, and that nothing reads.
-fn unread_variables() -> Unread {
+fn unknown_variables() -> UnknownVariables {
     let set = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())));
     // Keys of a worker's configuration may be set, too: they are the worker's to check.
-    Unread::of(
+    UnknownVariables::of(
         set,
         &Vocabulary { variables: variables(), prefix: "VRAMQ__".to_owned(), ..Vocabulary::default() },
     )

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use lapin::Connection;
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
-use lapin::{Connection, ErrorKind};
 use tokio::time::{Instant, sleep};
+use vramq_amqp::reply_code::{ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, reply_code};
 use vramq_schemas::topology::dead_queue;
 
 use crate::access::{Access, close};
@@ -18,10 +19,6 @@ const LOCK_POLL: Duration = Duration::from_millis(200);
 /// The longest wait until the broker has requeued the letters that were given back.
 const REQUEUE_MAX: Duration = Duration::from_secs(10);
 const REQUEUE_POLL: Duration = Duration::from_millis(10);
-
-const NOT_FOUND: u16 = 404;
-const ACCESS_REFUSED: u16 = 403;
-const RESOURCE_LOCKED: u16 = 405;
 
 /// A connection that holds the lock of a dead queue. The lock is an exclusive queue: the broker deletes it when the connection
 /// ends, however that happens.
@@ -75,7 +72,7 @@ impl QueueLock {
             let Err(error) = declared else {
                 return Ok(());
             };
-            if code(&error) != Some(RESOURCE_LOCKED) {
+            if reply_code(&error) != Some(RESOURCE_LOCKED) {
                 return Err(self.explained(error));
             }
             if !std::mem::replace(&mut is_waiting, true) {
@@ -139,7 +136,7 @@ impl QueueLock {
     /// An error of the broker, with what an operator can do about it.
     pub(crate) fn explained(&self, error: lapin::Error) -> Error {
         let queue = safe(&self.queue);
-        match code(&error) {
+        match reply_code(&error) {
             Some(NOT_FOUND) => Error::NoQueue(format!(
                 "there is no queue {queue}: no worker has served this model on this virtual host; `rabbitmqctl list_queues \
                  name messages` lists the queues"
@@ -156,12 +153,5 @@ impl QueueLock {
     /// Closes the connection, which releases the lock.
     pub async fn close(self) {
         close(&self.connection).await;
-    }
-}
-
-fn code(error: &lapin::Error) -> Option<u16> {
-    match error.kind() {
-        ErrorKind::ProtocolError(error) => Some(error.get_id()),
-        _ => None,
     }
 }

@@ -2,7 +2,7 @@
 
 use lapin::BasicProperties;
 use lapin::types::{FieldTable, ShortString};
-use vramq_amqp::Message;
+use vramq_amqp::{Message, PERSISTENT};
 use vramq_schemas::dead_letter::{EXPIRATION, OF_DEAD_LETTERS, REASON, WORKER};
 use vramq_schemas::fields::{long, table_bytes, text};
 use vramq_schemas::headers::{
@@ -11,16 +11,9 @@ use vramq_schemas::headers::{
 };
 use vramq_schemas::topology::RETRY_EXCHANGE;
 use vramq_schemas::withdrawal::DIGEST;
-use vramq_schemas::{JobHeaders, Reason};
+use vramq_schemas::{HEADER_BYTES_MAX, JobHeaders, Reason};
 
 use crate::dead_letter::DeadLetter;
-
-/// The delivery mode of messages that survive a restart of the broker.
-const PERSISTENT: u8 = 2;
-
-/// The most bytes of headers that are published: they share a frame of 128 KiB with the other properties, and the broker
-/// closes the connection over more.
-const HEADER_BYTES_MAX: usize = 120 * 1024;
 
 /// RabbitMQ's direct reply-to: the name that a publisher writes. The broker replaces it by the address of the publisher's channel.
 const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";

@@ -320,7 +320,8 @@ mod tests {
     #[test]
     fn only_what_was_not_published_is_to_be_sent_again() {
         let after = Duration::from_millis(2_100);
-        let full = Problem::unpublished(&PublishError::QueueFull { model: "m".to_owned() }, "a/job", after);
+        let queue_full = PublishError::QueueFull { model: "m".to_owned(), key: "m".to_owned() };
+        let full = Problem::unpublished(&queue_full, "a/job", after);
         let headers = full.render(Shape::OpenAi).headers().clone();
         assert!(!headers.contains_key(JOB_ID));
         assert_eq!((full.status.as_u16(), &headers[header::RETRY_AFTER]), (429, &HeaderValue::from(3)));

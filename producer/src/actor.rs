@@ -17,7 +17,7 @@ use crate::error::{ConnectError, JobError, PublishError};
 use crate::job_channels::JobChannels;
 use crate::outgoing::Outgoing;
 use crate::registry::Registry;
-use crate::reply_queue::{hand_over, hand_over_held, settle};
+use crate::reply_queue::{dispatch_held_replies, dispatch_replies, settle};
 use crate::session::{CLOSE_TIMEOUT, Connector, NotOpened, Session};
 use crate::withdrawing::Withdrawing;
 
@@ -57,8 +57,9 @@ impl Shared {
         *self.disconnected_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nothing panics while it holds the lock.
+    /// Notes whether there is a session.
     fn note_session(&self, is_there: bool) {
+        // Nothing panics while it holds the lock.
         let mut at = self.disconnected_at.lock().unwrap_or_else(PoisonError::into_inner);
         *at = if is_there { None } else { at.or_else(|| Some(Instant::now())) };
     }
@@ -67,8 +68,8 @@ impl Shared {
 enum Event {
     Close,
     Job(Box<Outgoing>),
-    /// Jobs are answered, or a channel is lost.
-    Answered(lapin::Result<()>),
+    /// Outcomes of publishes are known, or a channel is lost.
+    PublishesSettled(lapin::Result<()>),
     RepliesEnded(Result<lapin::Result<()>, JoinError>),
     /// `None` when the stream of events ended with the connection.
     Connection(Option<lapin::Event>),
@@ -98,8 +99,8 @@ impl Actor {
             match self.serve(&mut session).await {
                 End::Closed => {
                     let done = self.registry.is_done();
-                    // Before the jobs fail, which releases their replies: those are for the client that adopts the queue. An error means that
-                    // the session is lost, or slow, so that the broker keeps all replies.
+                    // First acknowledge what is due. Failing the jobs makes the replies of unfinished jobs due as well, and a client that
+                    // adopts the queue still needs those. If this fails or is slow, the broker keeps all replies.
                     let _ = timeout(CLOSE_TIMEOUT, settle(&self.registry)).await;
                     self.fail(&PublishError::Closed, &JobError::Closed);
                     session.close(self.connector.queue_to_delete(done)).await;
@@ -140,9 +141,9 @@ impl Actor {
             let (consumer, registry) = (replies.consumer.clone(), Arc::clone(&self.registry));
             if self.connector.holds() {
                 registry.held.clear();
-                tokio::spawn(hand_over_held(consumer, registry, self.connector.adopts()))
+                tokio::spawn(dispatch_held_replies(consumer, registry, self.connector.adopts()))
             } else {
-                tokio::spawn(hand_over(consumer, registry))
+                tokio::spawn(dispatch_replies(consumer, registry))
             }
         });
         let withdrawing = Withdrawing::start(Arc::clone(&session.publishing), Arc::clone(&self.registry));
@@ -154,15 +155,15 @@ impl Actor {
             match self.select(&mut replies, &mut connection).await {
                 Event::Close => break End::Closed,
                 Event::Job(outgoing) => self.jobs.add(*outgoing),
-                Event::Answered(Ok(())) => {}
-                Event::Answered(Err(error)) => break End::Lost(error.to_string()),
+                Event::PublishesSettled(Ok(())) => {}
+                Event::PublishesSettled(Err(error)) => break End::Lost(error.to_string()),
                 Event::Connection(event) => {
                     if let Some(lapin::Event::Error(error)) = &event
                         && !error.is_amqp_soft_error()
                     {
                         self.jobs.connection_lost(error, &self.registry);
                     }
-                    if let Some(error) = lost(event) {
+                    if let Some(error) = note_event(event) {
                         break End::Lost(error);
                     }
                 }
@@ -203,7 +204,7 @@ impl Actor {
         tokio::select! {
             () = closed(&mut self.close) => Event::Close,
             ended = replies_ended => Event::RepliesEnded(ended),
-            answered = self.jobs.next(&self.registry) => Event::Answered(answered),
+            settled = self.jobs.next(&self.registry) => Event::PublishesSettled(settled),
             event = connection.next() => Event::Connection(event),
             job = self.new_jobs.recv() => job.map_or(Event::Close, |job| Event::Job(Box::new(job))),
         }
@@ -218,9 +219,10 @@ impl Actor {
         loop {
             let delay = delay(self.jobs.failures);
             self.jobs.failures = self.jobs.failures.saturating_add(1);
+            let connector = &mut self.connector;
             let attempt = async {
                 sleep(delay).await;
-                self.connector.open().await
+                connector.open().await
             };
             let opened = tokio::select! {
                 () = closed(&mut self.close) => return Err(None),
@@ -239,8 +241,8 @@ impl Actor {
             if is_refused || self.reconnect_for.is_some_and(|max| since.elapsed() >= max) {
                 return Err(Some(error));
             }
-            // Log a refusal, and an outage only once.
-            if last.is_new(&error.to_string()) {
+            // Each new error is a warning; its repeats are only debug lines, because an outage may last for hours.
+            if last.note(&error.to_string()) {
                 tracing::warn!(%error, "cannot reconnect to the broker, trying again");
             } else {
                 tracing::debug!(%error, "cannot reconnect to the broker, trying again");
@@ -269,11 +271,13 @@ impl Drop for Actor {
     }
 }
 
-/// The error that ended the publishing connection, if this event has one. Without jobs in flight nothing else would report it.
-fn lost(event: Option<lapin::Event>) -> Option<String> {
+/// Logs what an event of the publishing connection says. Returns the error if the connection is lost: without jobs in flight nothing else
+/// would report it.
+fn note_event(event: Option<lapin::Event>) -> Option<String> {
     match event {
         None => return Some("the connection is closed".to_owned()),
-        // Closes only a channel. The jobs' channel also fails the jobs in flight; the withdrawals' channel concerns no job.
+        // A soft error closes only a channel. If it is one for jobs, `JobChannels::next` returns the error; the withdrawals' channel concerns
+        // no job.
         Some(lapin::Event::Error(error)) if error.is_amqp_soft_error() => {}
         Some(lapin::Event::Error(error)) => return Some(error.to_string()),
         Some(lapin::Event::ConnectionBlocked(reason)) => {

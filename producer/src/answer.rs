@@ -23,8 +23,10 @@ pub struct Answer {
     /// The revisions of the model that computed the outputs: one, or more if workers with other revisions continued the job, or
     /// none if workers do not report it.
     pub model_revisions: Vec<String>,
-    /// The worker that sent the last reply, and the milliseconds for which the job waited and ran there.
+    /// The worker that sent the last reply.
     pub worker: String,
+    /// Milliseconds that the job waited, from publishing to its first pass, as that worker reports.
     pub queued_ms: u64,
+    /// Milliseconds from the first pass to the end of the last, as that worker reports.
     pub ran_ms: u64,
 }

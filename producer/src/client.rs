@@ -54,6 +54,7 @@ pub struct Stats {
     pub stray_replies: u64,
     /// Items that had been answered before.
     pub duplicate_items: u64,
+    /// Sessions that were opened after a lost one.
     pub reconnects: u64,
     /// Jobs that this client has withdrawn, because their callers gave up on them. Some of them may have run.
     pub withdrawn: u64,
@@ -70,7 +71,7 @@ impl Client {
         let reconnect_for = options.reconnect_for;
         let (encoding, jobs_in_flight, timeout) = (options.encoding, options.jobs_in_flight, options.timeout);
         let user_id = options.user_id()?;
-        let connector = Connector::new(options)?;
+        let mut connector = Connector::new(options)?;
         let session = connector.open().await.map_err(|not_opened| not_opened.error)?;
         let registry = Arc::new(Registry::default());
         let shared = Arc::new(Shared::default());
@@ -153,8 +154,8 @@ impl Client {
         self.0.reply_queue.as_ref().map(ShortString::as_str)
     }
 
-    /// How long the client has had no session, in which it publishes jobs and takes replies; `None` while it has one. A client that has
-    /// ended has none any more.
+    /// How long the client has been without a session, in which case it neither publishes jobs nor takes replies. `None` while it has one.
+    /// The time also grows after the client has ended.
     pub fn disconnected_for(&self) -> Option<Duration> {
         self.0.shared.disconnected_at().map(|at| at.elapsed())
     }
@@ -198,7 +199,7 @@ impl Handle {
         reply_to: Option<&ShortString>,
         deadline: Option<Deadline>,
     ) -> Result<(Registration, Receivers), PublishError> {
-        let sending = self.send_unbounded(job, options, reply_to);
+        let sending = self.send_without_deadline(job, options, reply_to);
         match deadline {
             None => sending.await,
             Some(Deadline { at, after }) => {
@@ -207,17 +208,18 @@ impl Handle {
         }
     }
 
-    async fn send_unbounded(
+    async fn send_without_deadline(
         &self,
         job: Job,
         options: SubmitOptions,
         reply_to: Option<&ShortString>,
     ) -> Result<(Registration, Receivers), PublishError> {
-        // Before the permit, so that jobs which wait for a queue that does not answer hold no permits of others.
+        // Before the permit: a queue that does not answer then costs at most `KEY_JOBS_MAX` permits of the client.
         let place = self.key_limits.place(options.key_of(&job)).await;
         let permit = Arc::clone(&self.jobs_in_flight).acquire_owned().await;
         let permit = permit.map_err(|_| PublishError::Closed)?;
         let withdraws = self.withdraws && reply_to.is_some();
+        let model = job.model.clone();
         let EncodedJob { id, items, message, withdrawal } =
             EncodedJob::new(job, &options, self.encoding, self.user_id.as_ref(), reply_to, withdraws).await?;
         let (registration, receivers) = self
@@ -227,12 +229,13 @@ impl Handle {
         let place = place.with_body(message.body.len()).await;
         let (published, result) = oneshot::channel();
         let outgoing =
-            Outgoing { id, registration: registration.number(), message, published, _place: place };
+            Outgoing { id, model, registration: registration.number(), message, published, _place: place };
         self.outgoing.send(outgoing).map_err(|_| self.end())?;
         match result.await.unwrap_or_else(|_| Err(self.end())) {
             Ok(()) => Ok((registration, receivers)),
             Err(error) => {
-                // The broker does not have it, or the client has ended, and has withdrawn it.
+                // Without a withdrawal: the broker does not have the job, or the client has ended and can publish none. A client that
+                // closes has withdrawn it.
                 registration.forget();
                 Err(error)
             }

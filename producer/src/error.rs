@@ -46,14 +46,16 @@ pub enum PublishError {
     Encode(#[from] EncodeError),
     #[error("job id `{id}` is already in flight")]
     DuplicateId { id: String },
-    /// The broker returned the job: nothing is bound for its model.
+    /// The broker returned the job: nothing is bound for its routing key, `key`, which is the model's name unless
+    /// [`SubmitOptions::key`](crate::SubmitOptions::key) says otherwise.
     #[error(
-        "no queue for model `{model}`: is a worker for it configured? If its workers set a `key`, name it (the broker says: {broker_says})"
+        "no queue for {}: is a worker for it configured? If its workers set a `key`, name it (the broker says: {broker_says})",
+        with_key(.model, .key)
     )]
-    Unroutable { model: String, broker_says: String },
-    /// The queue's length bound rejects new jobs.
-    #[error("the queue of model `{model}` is full; try again later")]
-    QueueFull { model: String },
+    Unroutable { model: String, key: String, broker_says: String },
+    /// The length bound of the queue for the routing key `key` rejects new jobs.
+    #[error("the queue of {} is full; try again later", with_key(.model, .key))]
+    QueueFull { model: String, key: String },
     /// The broker closed the channel over this job: no permission, larger than it allows, …
     #[error("the broker refuses jobs for exchange `{JOBS_EXCHANGE}`: {code} {text}")]
     Refused { code: u16, text: String },
@@ -69,6 +71,11 @@ pub enum PublishError {
     NoReplyQueue,
     #[error("the client is closed")]
     Closed,
+}
+
+/// A model in a message, with its routing key if that is another one.
+fn with_key(model: &str, key: &str) -> String {
+    if key == model { format!("model `{model}`") } else { format!("model `{model}` with key `{key}`") }
 }
 
 impl PublishError {

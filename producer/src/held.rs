@@ -16,7 +16,7 @@ pub(crate) const HELD_MAX: u16 = 16_384;
 /// than its `consumer_timeout`, 30 minutes by default.
 const HELD_FOR_MAX: Duration = Duration::from_secs(20 * 60);
 
-/// The replies of a session. `R` settles one: lapin's acker, a number in tests.
+/// The replies of a session. `R` is a reply's acker: lapin's, a number in tests.
 #[derive(Debug)]
 pub(crate) struct HeldReplies<R> {
     replies: Mutex<Replies<R>>,
@@ -27,21 +27,21 @@ pub(crate) struct HeldReplies<R> {
 #[derive(Debug)]
 struct Replies<R> {
     /// By the number of their job's registration: the oldest job first.
-    by_job: BTreeMap<u64, Vec<Reply<R>>>,
+    by_job: BTreeMap<u64, Vec<HeldReply<R>>>,
     /// Replies in `by_job`.
     count: usize,
     /// Answered jobs that are not released, by id: the numbers of their registrations. Their replies may come again, after a lost session
     /// or after [`HELD_FOR_MAX`].
     answered: HashMap<String, u64>,
     /// Replies to jobs that nobody has asked this client for, by the job's id.
-    strays: HashMap<String, Vec<Reply<R>>>,
+    strays: HashMap<String, Vec<HeldReply<R>>>,
     due: Due<R>,
 }
 
 #[derive(Debug)]
-struct Reply<R> {
+struct HeldReply<R> {
     since: Instant,
-    settle: R,
+    acker: R,
 }
 
 /// Replies that are to be settled now.
@@ -78,25 +78,25 @@ impl<R> Default for HeldReplies<R> {
 
 impl<R> HeldReplies<R> {
     /// Holds a reply until its job is released.
-    pub(crate) fn hold(&self, job: u64, settle: R, now: Instant) {
-        self.hold_in(&mut self.replies(), job, settle, now);
+    pub(crate) fn hold(&self, registration: u64, acker: R, now: Instant) {
+        self.hold_in(&mut self.replies(), registration, acker, now);
     }
 
     /// Notes that a job whose replies are held is answered: its registration is gone, but not released.
-    pub(crate) fn answered(&self, id: &str, job: u64) {
-        self.replies().answered.insert(id.to_owned(), job);
+    pub(crate) fn answered(&self, id: &str, registration: u64) {
+        self.replies().answered.insert(id.to_owned(), registration);
     }
 
     /// Holds a reply to an answered job that has come again, until the job is released. Returns it if it is none.
-    pub(crate) fn hold_again(&self, id: &str, settle: R, now: Instant) -> Option<R> {
+    pub(crate) fn hold_again(&self, id: &str, acker: R, now: Instant) -> Option<R> {
         let mut replies = self.replies();
-        let Some(job) = replies.answered.get(id).copied() else { return Some(settle) };
-        self.hold_in(&mut replies, job, settle, now);
+        let Some(registration) = replies.answered.get(id).copied() else { return Some(acker) };
+        self.hold_in(&mut replies, registration, acker, now);
         None
     }
 
-    fn hold_in(&self, replies: &mut Replies<R>, job: u64, settle: R, now: Instant) {
-        replies.by_job.entry(job).or_default().push(Reply { since: now, settle });
+    fn hold_in(&self, replies: &mut Replies<R>, registration: u64, acker: R, now: Instant) {
+        replies.by_job.entry(registration).or_default().push(HeldReply { since: now, acker });
         replies.count += 1;
         if replies.count > usize::from(HELD_MAX)
             && let Some((_, oldest)) = replies.by_job.pop_first()
@@ -107,42 +107,42 @@ impl<R> HeldReplies<R> {
     }
 
     /// Holds a reply to a job that this client may be asked for later.
-    pub(crate) fn hold_stray(&self, job: &str, settle: R, now: Instant) {
-        let stray = Reply { since: now, settle };
-        self.replies().strays.entry(job.to_owned()).or_default().push(stray);
+    pub(crate) fn hold_stray(&self, id: &str, acker: R, now: Instant) {
+        let stray = HeldReply { since: now, acker };
+        self.replies().strays.entry(id.to_owned()).or_default().push(stray);
     }
 
     /// Acknowledges the job's replies: nobody needs them any more.
-    pub(crate) fn release(&self, id: &str, job: u64) {
+    pub(crate) fn release(&self, id: &str, registration: u64) {
         let mut replies = self.replies();
         // After its answer a job's id is free, and may be that of a younger job by now.
-        if replies.answered.get(id) == Some(&job) {
+        if replies.answered.get(id) == Some(&registration) {
             replies.answered.remove(id);
         }
-        if let Some(released) = replies.by_job.remove(&job) {
+        if let Some(released) = replies.by_job.remove(&registration) {
             replies.acknowledge_all(released);
             self.due.notify_one();
         }
     }
 
-    /// Acknowledges a reply that nobody needs.
-    pub(crate) fn drop_reply(&self, settle: R) {
-        self.replies().due.acknowledge.push(settle);
+    /// Acknowledges a reply that nobody needs. Without a notification: the caller settles what is due next.
+    pub(crate) fn acknowledge(&self, acker: R) {
+        self.replies().due.acknowledge.push(acker);
     }
 
     /// Requeues the replies to a job that is now known, so that they come again. Replies to other jobs stay held: a quorum queue drops
     /// messages that come too often.
-    pub(crate) fn requeue_strays(&self, job: &str) {
+    pub(crate) fn requeue_strays(&self, id: &str) {
         let mut replies = self.replies();
-        if let Some(strays) = replies.strays.remove(job) {
-            replies.due.requeue.extend(strays.into_iter().map(|reply| reply.settle));
+        if let Some(strays) = replies.strays.remove(id) {
+            replies.due.requeue.extend(strays.into_iter().map(|reply| reply.acker));
             self.due.notify_one();
         }
     }
 
     /// Lets replies come again that have been held for too long.
     pub(crate) fn requeue_old(&self, now: Instant) {
-        let is_old = |reply: &mut Reply<R>| now.saturating_duration_since(reply.since) >= HELD_FOR_MAX;
+        let is_old = |reply: &mut HeldReply<R>| now.saturating_duration_since(reply.since) >= HELD_FOR_MAX;
         let mut replies = self.replies();
         let Replies { by_job, count, strays, due, .. } = &mut *replies;
         let mut old = Vec::new();
@@ -154,7 +154,7 @@ impl<R> HeldReplies<R> {
             old.extend(held.extract_if(.., is_old));
         }
         strays.retain(|_, held| !held.is_empty());
-        due.requeue.extend(old.into_iter().map(|reply| reply.settle));
+        due.requeue.extend(old.into_iter().map(|reply| reply.acker));
     }
 
     /// Resolves when some are to be settled.
@@ -186,9 +186,9 @@ impl<R> HeldReplies<R> {
 }
 
 impl<R> Replies<R> {
-    fn acknowledge_all(&mut self, released: Vec<Reply<R>>) {
+    fn acknowledge_all(&mut self, released: Vec<HeldReply<R>>) {
         self.count -= released.len();
-        self.due.acknowledge.extend(released.into_iter().map(|reply| reply.settle));
+        self.due.acknowledge.extend(released.into_iter().map(|reply| reply.acker));
     }
 }
 

@@ -12,11 +12,10 @@ use lapin::Connection;
 use vramq_amqp::{Limits, MatchBy, Outcomes, PublishPipeline};
 use vramq_schemas::BODY_BYTES_MAX;
 
-use crate::key_limits;
+use crate::key_limits::{KEY_BYTES_MAX, KEY_JOBS_MAX};
 use crate::outgoing::Outgoing;
 
-const LIMITS: Limits =
-    Limits { messages: key_limits::JOBS_MAX, bytes: key_limits::BODY_BYTES_MAX, body_bytes: BODY_BYTES_MAX };
+const LIMITS: Limits = Limits { messages: KEY_JOBS_MAX, bytes: KEY_BYTES_MAX, body_bytes: BODY_BYTES_MAX };
 
 /// It knows jobs by their numbers, which are in the order of publishing.
 #[derive(Debug, Default)]
@@ -52,7 +51,7 @@ pub(crate) async fn open(connection: &Connection) -> lapin::Result<PublishPipeli
 }
 
 impl JobChannel {
-    pub(crate) fn has_opened(publisher: PublishPipeline<u64>) -> Self {
+    pub(crate) fn with_publisher(publisher: PublishPipeline<u64>) -> Self {
         Self { publisher: Publisher::Open(publisher), ..Self::default() }
     }
 

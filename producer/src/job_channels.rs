@@ -1,5 +1,5 @@
-//! Jobs between [`Client::submit`](crate::Client::submit) and the broker's answer. They survive the loss of a session: unconfirmed jobs are
-//! published again.
+//! Jobs between [`Client::submit`](crate::Client::submit) and the outcome of publishing. They survive the loss of a session: unconfirmed
+//! jobs are published again.
 //!
 //! Each routing key that has jobs has a channel. For RabbitMQ registers a channel with a quorum queue before it publishes the channel's first
 //! message there. If the queue has lost its majority, that takes up to 65 s, in which RabbitMQ reads nothing else from the channel. So a queue
@@ -15,25 +15,21 @@ use std::time::Duration;
 use lapin::types::ShortString;
 use lapin::{Connection, ErrorKind};
 use tokio::time::{Instant, sleep_until};
+use vramq_amqp::reply_code::{ACCESS_REFUSED, NOT_ALLOWED, NOT_FOUND};
 use vramq_amqp::{PublishOutcome, PublishPipeline};
 use vramq_schemas::BODY_BYTES_MAX;
 
 use crate::error::PublishError;
+use crate::isolation::{Isolation, Turn};
 use crate::job_channel::JobChannel;
 use crate::outgoing::Outgoing;
 use crate::registry::Registry;
-use crate::suspects::{Suspects, Turn};
 
 /// With more routing keys at a time, some share a channel.
 const CHANNELS_MAX: usize = 64;
 
 /// For so long no more channels are opened than the broker allowed its user, all connections together.
 const LIMITED_FOR: Duration = Duration::from_secs(600);
-
-/// AMQP's codes for an exchange that does not exist, for one that this user may not write to, and for more channels than the user may have.
-const NOT_FOUND: u16 = 404;
-const ACCESS_REFUSED: u16 = 403;
-const NOT_ALLOWED: u16 = 530;
 
 /// AMQP's codes with which a broker closes the connection over a frame: malformed or too large, of values or a command that it does not know,
 /// unexpected, and not implemented. Others are about the connection.
@@ -52,8 +48,9 @@ pub(crate) struct JobChannels {
     /// How many the broker allowed when it refused further ones, and until when that counts.
     limit: Option<(usize, Instant)>,
     next_number: u64,
-    suspects: Suspects,
-    /// Sessions lost, and attempts to connect failed, since the last confirm.
+    isolation: Isolation,
+    /// Attempts to connect since the last confirm; sets the wait before the next. A session alone does not reset it: else a job over which
+    /// the broker closes each connection would make the client reconnect without a wait.
     pub(crate) failures: u32,
 }
 
@@ -73,7 +70,7 @@ impl Default for JobChannels {
             channels_max: CHANNELS_MAX,
             limit: None,
             next_number: 0,
-            suspects: Suspects::default(),
+            isolation: Isolation::default(),
             failures: 0,
         }
     }
@@ -86,9 +83,9 @@ impl JobChannels {
         let for_jobs = usize::from(connection.configuration().channel_max()).saturating_sub(2).max(1);
         self.channels_max = self.limit(Instant::now()).unwrap_or(CHANNELS_MAX).min(for_jobs);
         self.connection = Some(connection);
-        let earlier = std::mem::replace(&mut self.channels, vec![JobChannel::has_opened(first)]);
+        let earlier = std::mem::replace(&mut self.channels, vec![JobChannel::with_publisher(first)]);
         self.keys.clear();
-        self.suspects.begin_session();
+        self.isolation.begin_session();
         let mut jobs = earlier.into_iter().flat_map(|mut channel| channel.take_jobs()).collect::<Vec<_>>();
         jobs.sort_unstable_by_key(|(number, _)| *number);
         for (number, outgoing) in jobs {
@@ -133,8 +130,8 @@ impl JobChannels {
         (0..self.channels.len()).min_by_key(|at| self.channels[*at].jobs()).unwrap_or(0)
     }
 
-    /// Publishes what may be published, and gives callers the broker's answers as they come. Waits for the next of these; for ever if there
-    /// is none.
+    /// Publishes what may be published, and tells callers the outcomes as they come. Waits for the next of these; for ever if there is
+    /// none.
     ///
     /// Cancel safety: nothing is lost.
     ///
@@ -149,23 +146,23 @@ impl JobChannels {
             }
         };
         tokio::select! {
-            answered = poll_fn(|context| self.poll(registry, context)) => answered,
+            settled = poll_fn(|context| self.poll(registry, context)) => settled,
             () = time_is_over => Ok(()),
         }
     }
 
-    /// Until when it waits for the answer of a suspect, if it does.
+    /// Publishes the jobs that may be published now. Returns until when the others wait for the outcome of a job that is published alone.
     fn publish_waiting(&mut self, registry: &Registry) -> Option<Instant> {
         let connection = self.connection.clone()?;
         loop {
             let now = Instant::now();
-            let number = match self.suspects.turn(now) {
+            let number = match self.isolation.turn(now) {
                 Turn::Nobody { until } => return Some(until),
                 Turn::Others => break,
-                Turn::Suspect(number) => number,
+                Turn::Isolated(number) => number,
             };
             let Some(at) = self.channel_with(number) else {
-                self.suspects.remove(number);
+                self.isolation.remove(number);
                 continue;
             };
             if !self.channels[at].has_room(&connection) {
@@ -173,12 +170,12 @@ impl JobChannels {
             }
             let bytes = self.channels[at].get(number).map_or(0, |outgoing| outgoing.message.body.len());
             if self.publish(at, number, registry) {
-                self.suspects.published(number, bytes, now);
+                self.isolation.published(number, bytes, now);
             }
         }
         for at in 0..self.channels.len() {
             while let Some((number, outgoing)) = self.channels[at].first_waiting()
-                && !self.suspects.has_key(&outgoing.message.routing_key)
+                && !self.isolation.has_key(&outgoing.message.routing_key)
                 && self.channels[at].has_room(&connection)
             {
                 self.publish(at, number, registry);
@@ -194,7 +191,7 @@ impl JobChannels {
         if is_in_flight {
             self.channels[at].publish(number);
         } else {
-            // Or the job was answered, so it was published.
+            // The caller has given up, or replies have completed the job before its confirm came.
             self.finish(at, number, |_| Ok(()));
         }
         is_in_flight
@@ -219,7 +216,7 @@ impl JobChannels {
                     if outcome == PublishOutcome::Confirmed {
                         registry.mark_confirmed(&outgoing.id, outgoing.registration);
                     }
-                    answer(outgoing, outcome)
+                    publish_result(outgoing, outcome)
                 });
             }
         }
@@ -232,7 +229,7 @@ impl JobChannels {
 
     /// Notes why the connection is lost.
     pub(crate) fn connection_lost(&mut self, error: &lapin::Error, registry: &Registry) {
-        // The confirms that have come. A channel that is lost says no more than this error.
+        // First take in the confirms that have come, so that no confirmed job is a possible cause. Its error says no more than `error`.
         let _ = self.poll(registry, &mut Context::from_waker(Waker::noop()));
         self.note_loss(error, None);
     }
@@ -252,8 +249,9 @@ impl JobChannels {
             _ => return,
         };
         let now = Instant::now();
+        // The user may have no more channels.
         if code == NOT_ALLOWED && self.channels.len() > 1 {
-            // Further ones may be needed for more than jobs.
+            // One fewer than are open: withdrawals need a channel as well.
             let open = self.channels.iter().filter(|channel| channel.is_open()).count();
             self.limit = Some((open.saturating_sub(1).max(1), now + LIMITED_FOR));
         }
@@ -263,11 +261,11 @@ impl JobChannels {
             Some(_) if matches!(code, NOT_FOUND | ACCESS_REFUSED) => self.refuse_all(code, &text),
             Some(at) if error.is_amqp_soft_error() => {
                 let in_flight = self.channels[at].unconfirmed();
-                self.blame(code, &text, &in_flight);
+                self.find_faulty(code, &text, &in_flight);
             }
             _ if OVER_A_FRAME.contains(&code) => {
-                let in_flight = self.suspects.among(in_flight, now);
-                self.blame(code, &text, &in_flight);
+                let in_flight = self.isolation.possible_causes(in_flight, now);
+                self.find_faulty(code, &text, &in_flight);
             }
             _ => {}
         }
@@ -279,21 +277,21 @@ impl JobChannels {
 
     fn refuse_all(&mut self, code: u16, text: &str) {
         self.keys.clear();
-        self.suspects = Suspects::default();
+        self.isolation = Isolation::default();
         for (_, outgoing) in self.channels.iter_mut().flat_map(JobChannel::take_jobs) {
             let refusal = refusal(&outgoing, code, text);
             outgoing.finish(Err(refusal));
         }
     }
 
-    /// The broker has closed a channel or the connection over one of these jobs.
-    fn blame(&mut self, code: u16, text: &str, in_flight: &[u64]) {
+    /// The broker has closed a channel or the connection over one of these jobs. A single one is refused; several are isolated.
+    fn find_faulty(&mut self, code: u16, text: &str, in_flight: &[u64]) {
         for number in in_flight {
             let Some(at) = self.channel_with(*number) else { continue };
             if in_flight.len() == 1 {
                 self.finish(at, *number, |outgoing| Err(refusal(outgoing, code, text)));
             } else if let Some(outgoing) = self.channels[at].get(*number) {
-                self.suspects.add(*number, outgoing.message.routing_key.clone());
+                self.isolation.add(*number, outgoing.message.routing_key.clone());
             }
         }
     }
@@ -305,7 +303,7 @@ impl JobChannels {
     /// Tells the caller of a job how publishing it ended.
     fn finish(&mut self, at: usize, number: u64, end: impl FnOnce(&Outgoing) -> Result<(), PublishError>) {
         let Some(outgoing) = self.channels[at].remove(number) else { return };
-        self.suspects.remove(number);
+        self.isolation.remove(number);
         if let Entry::Occupied(mut key) = self.keys.entry(outgoing.message.routing_key.clone()) {
             key.get_mut().jobs -= 1;
             if key.get().jobs == 0 {
@@ -317,11 +315,14 @@ impl JobChannels {
     }
 }
 
-fn answer(outgoing: &Outgoing, outcome: PublishOutcome) -> Result<(), PublishError> {
+fn publish_result(outgoing: &Outgoing, outcome: PublishOutcome) -> Result<(), PublishError> {
     match outcome {
         PublishOutcome::Confirmed => Ok(()),
-        PublishOutcome::Refused => Err(PublishError::QueueFull { model: outgoing.model() }),
-        PublishOutcome::Returned => Err(unroutable(outgoing.model(), "312 NO_ROUTE")),
+        PublishOutcome::Refused => {
+            let (model, key) = model_and_key(outgoing);
+            Err(PublishError::QueueFull { model, key })
+        }
+        PublishOutcome::Returned => Err(unroutable(outgoing, "312 NO_ROUTE")),
         PublishOutcome::TooLarge => {
             Err(PublishError::TooLarge { bytes: outgoing.message.body.len(), cap: BODY_BYTES_MAX })
         }
@@ -330,13 +331,18 @@ fn answer(outgoing: &Outgoing, outcome: PublishOutcome) -> Result<(), PublishErr
 
 fn refusal(outgoing: &Outgoing, code: u16, text: &str) -> PublishError {
     match code {
-        NOT_FOUND => unroutable(outgoing.model(), text),
+        NOT_FOUND => unroutable(outgoing, text),
         _ => PublishError::Refused { code, text: text.to_owned() },
     }
 }
 
-fn unroutable(model: String, broker_says: &str) -> PublishError {
-    PublishError::Unroutable { model, broker_says: broker_says.to_owned() }
+fn unroutable(outgoing: &Outgoing, broker_says: &str) -> PublishError {
+    let (model, key) = model_and_key(outgoing);
+    PublishError::Unroutable { model, key, broker_says: broker_says.to_owned() }
+}
+
+fn model_and_key(outgoing: &Outgoing) -> (String, String) {
+    (outgoing.model.clone(), outgoing.message.routing_key.to_string())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Which jobs are blamed when the broker closes a channel or the connection, and which channel a job has.
+//! Which jobs are isolated or refused when the broker closes a channel or the connection, and which channel a job has.
 
 use lapin::Error;
 use lapin::protocol::{AMQPError, AMQPErrorKind, AMQPHardError, AMQPSoftError};
@@ -17,8 +17,8 @@ async fn with_jobs(keys: &[&str]) -> (JobChannels, Vec<Published>) {
         let (published, result) = oneshot::channel();
         let message = Message { routing_key: (*key).into(), ..Message::default() };
         let place = limits.place(key).await.with_body(1).await;
-        let (id, registration) = (number.to_string(), number as u64);
-        channels.add(Outgoing { id, registration, message, published, _place: place });
+        let (id, model, registration) = (number.to_string(), "m".to_owned(), number as u64);
+        channels.add(Outgoing { id, model, registration, message, published, _place: place });
         results.push(result);
     }
     (channels, results)
@@ -35,26 +35,26 @@ impl JobChannels {
     }
 
     fn turn(&mut self) -> Turn {
-        self.suspects.turn(Instant::now())
+        self.isolation.turn(Instant::now())
     }
 }
 
-/// A job that the broker never accepts is found by sending the suspects one at a time.
+/// A job that the broker never accepts is found by publishing the isolated ones one at a time.
 #[tokio::test]
 async fn a_faulty_job_is_found_and_the_others_get_through() {
     for code in [406, 501] {
         let (mut channels, mut results) = with_jobs(&["m"; 5]).await;
-        channels.blame(code, "why", &[0, 1, 2, 3]);
+        channels.find_faulty(code, "why", &[0, 1, 2, 3]);
         assert!(results.iter_mut().all(|result| result.try_recv().is_err()));
         // The first gets through, the second is refused alone.
-        assert_eq!(channels.turn(), Turn::Suspect(0));
+        assert_eq!(channels.turn(), Turn::Isolated(0));
         channels.confirmed(0);
-        assert_eq!(channels.turn(), Turn::Suspect(1));
-        channels.blame(code, "why", &[1]);
+        assert_eq!(channels.turn(), Turn::Isolated(1));
+        channels.find_faulty(code, "why", &[1]);
         let refused = results[1].try_recv().unwrap().unwrap_err();
         assert!(matches!(refused, PublishError::Refused { code: with, .. } if code == with), "{refused:?}");
-        assert_eq!(channels.turn(), Turn::Suspect(2));
-        // The last suspect is through: all others follow.
+        assert_eq!(channels.turn(), Turn::Isolated(2));
+        // The last isolated job is through: all others follow.
         channels.confirmed(2);
         channels.confirmed(3);
         assert_eq!(channels.turn(), Turn::Others);
@@ -77,12 +77,26 @@ async fn errors_about_the_exchange_fail_every_job() {
 }
 
 #[tokio::test]
-async fn a_lost_connection_blames_no_job() {
+async fn a_lost_connection_isolates_no_job() {
     for error in [protocol_error(AMQPHardError::CONNECTIONFORCED), ErrorKind::MissingHeartbeatError.into()] {
         let (mut channels, mut results) = with_jobs(&["m"]).await;
         channels.connection_lost(&error, &Registry::default());
         assert!(results[0].try_recv().is_err());
         assert_eq!(channels.turn(), Turn::Others);
+    }
+}
+
+#[tokio::test]
+async fn errors_name_the_model_and_a_key_of_another_name() {
+    for (key, named) in [("m", "model `m`"), ("m-large", "model `m` with key `m-large`")] {
+        for (outcome, says) in [
+            (PublishOutcome::Returned, format!("no queue for {named}: is a worker for it configured?")),
+            (PublishOutcome::Refused, format!("the queue of {named} is full; try again later")),
+        ] {
+            let (channels, _results) = with_jobs(&[key]).await;
+            let error = publish_result(channels.channels[0].get(0).unwrap(), outcome).unwrap_err();
+            assert!(error.to_string().starts_with(&says), "{error}");
+        }
     }
 }
 

@@ -8,13 +8,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Jobs of a routing key. RabbitMQ reads nothing from a connection any more when a channel that waits for a queue has got 200 to 400
 /// messages. With fewer, a queue that does not answer holds up only its channel.
-pub(crate) const JOBS_MAX: usize = 192;
+pub(crate) const KEY_JOBS_MAX: usize = 192;
 
 /// Bytes of the bodies of a key's jobs: two of the largest allowed.
-pub(crate) const BODY_BYTES_MAX: usize = 32 * 1024 * 1024;
+pub(crate) const KEY_BYTES_MAX: usize = 32 * 1024 * 1024;
 
 /// Bytes of all bodies: as much as eight keys may have.
-const ALL_BODY_BYTES_MAX: usize = 8 * BODY_BYTES_MAX;
+const ALL_KEYS_BYTES_MAX: usize = 8 * KEY_BYTES_MAX;
 
 /// With more keys, those without jobs are forgotten. They lose nothing by it.
 const REMEMBERED: usize = 256;
@@ -49,7 +49,7 @@ pub(crate) struct BodyPlace {
 
 impl Default for KeyLimits {
     fn default() -> Self {
-        Self { keys: Mutex::default(), all_bytes: Arc::new(Semaphore::new(ALL_BODY_BYTES_MAX)) }
+        Self { keys: Mutex::default(), all_bytes: Arc::new(Semaphore::new(ALL_KEYS_BYTES_MAX)) }
     }
 }
 
@@ -74,7 +74,7 @@ impl KeyLimits {
 impl Place {
     /// Waits until so many bytes may be published.
     pub(crate) async fn with_body(self, bytes: usize) -> BodyPlace {
-        let bytes = u32::try_from(bytes.min(BODY_BYTES_MAX)).unwrap_or(u32::MAX);
+        let bytes = u32::try_from(bytes.min(KEY_BYTES_MAX)).unwrap_or(u32::MAX);
         // In this order, whoever waits for a slow key holds no bytes of all.
         let of_key = acquire(Arc::clone(&self.key_bytes), bytes).await;
         let of_all = acquire(Arc::clone(&self.all_bytes), bytes).await;
@@ -84,10 +84,11 @@ impl Place {
 
 impl Default for KeyLimit {
     fn default() -> Self {
-        Self { jobs: Arc::new(Semaphore::new(JOBS_MAX)), bytes: Arc::new(Semaphore::new(BODY_BYTES_MAX)) }
+        Self { jobs: Arc::new(Semaphore::new(KEY_JOBS_MAX)), bytes: Arc::new(Semaphore::new(KEY_BYTES_MAX)) }
     }
 }
 
+#[allow(clippy::expect_used, reason = "KeyLimits never closes its semaphores")]
 async fn acquire(semaphore: Arc<Semaphore>, permits: u32) -> OwnedSemaphorePermit {
     semaphore.acquire_many_owned(permits).await.expect("nobody closes the semaphore")
 }
@@ -105,19 +106,19 @@ mod tests {
     #[test]
     fn a_key_without_room_takes_no_room_of_others() {
         let limits = KeyLimits::default();
-        let mut places = (0..JOBS_MAX).map(|_| now(&limits, "silent", 1).unwrap()).collect::<Vec<_>>();
+        let mut places = (0..KEY_JOBS_MAX).map(|_| now(&limits, "silent", 1).unwrap()).collect::<Vec<_>>();
         assert!(now(&limits, "silent", 1).is_none());
         assert!(now(&limits, "other", 1).is_some());
         places.pop();
-        assert!(now(&limits, "silent", BODY_BYTES_MAX).is_none(), "its bytes do not fit");
+        assert!(now(&limits, "silent", KEY_BYTES_MAX).is_none(), "its bytes do not fit");
         places.clear();
-        assert!(now(&limits, "silent", 2 * BODY_BYTES_MAX).is_some(), "a large body has its turn alone");
+        assert!(now(&limits, "silent", 2 * KEY_BYTES_MAX).is_some(), "a large body has its turn alone");
     }
 
     #[test]
     fn the_bytes_of_all_keys_are_bounded() {
         let limits = KeyLimits::default();
-        let full = |at: usize| now(&limits, &at.to_string(), BODY_BYTES_MAX);
+        let full = |at: usize| now(&limits, &at.to_string(), KEY_BYTES_MAX);
         let mut places = (0..8).map(|at| full(at).unwrap()).collect::<Vec<_>>();
         assert!(full(8).is_none());
         places.pop();
@@ -127,7 +128,7 @@ mod tests {
     #[test]
     fn only_keys_without_jobs_are_forgotten() {
         let limits = KeyLimits::default();
-        let _used = now(&limits, "used", BODY_BYTES_MAX).unwrap();
+        let _used = now(&limits, "used", KEY_BYTES_MAX).unwrap();
         for other in 0..3 * REMEMBERED {
             drop(now(&limits, &format!("other {other}"), 1));
             assert!(limits.keys.lock().unwrap().len() <= REMEMBERED);

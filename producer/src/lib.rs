@@ -37,6 +37,7 @@ mod assembly;
 mod client;
 mod error;
 mod held;
+mod isolation;
 mod job_channel;
 mod job_channels;
 mod key_limits;
@@ -46,7 +47,6 @@ mod pending;
 mod registry;
 mod reply_queue;
 mod session;
-mod suspects;
 mod token_sum;
 mod withdrawing;
 

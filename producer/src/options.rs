@@ -37,7 +37,8 @@ pub struct Options {
     pub jobs_in_flight: usize,
     /// For jobs whose [`SubmitOptions::timeout`] is `None`. `None`: no limit.
     pub timeout: Option<Duration>,
-    /// For one attempt to connect, handshake included.
+    /// How long one attempt to connect may take for each host of the URL, 10 s by default. An attempt opens two connections with their
+    /// handshakes, a channel on each, and the reply queue. A single host has at most `connection_timeout` of the URL for its handshake.
     pub connect_timeout: Duration,
     /// How long to try to get a lost connection back before everything in flight fails. `None`: for ever.
     pub reconnect_for: Option<Duration>,

@@ -6,44 +6,37 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use tokio::sync::oneshot;
 use uuid::Uuid;
-use vramq_amqp::{Message, new_secret};
+use vramq_amqp::{Message, PERSISTENT, new_secret};
 use vramq_schemas::headers::{BATCH_HINT, MODEL_REVISION, TRACEPARENT, TRACESTATE};
 use vramq_schemas::topology::{JOBS_EXCHANGE, check_model_name};
 use vramq_schemas::withdrawal::{DIGEST, Withdrawal};
-use vramq_schemas::{BODY_BYTES_MAX, Encoding, ITEMS_MAX, Input, Job, codec, fields, is_tracestate};
+use vramq_schemas::{
+    BODY_BYTES_MAX, Encoding, HEADER_BYTES_MAX, ITEMS_MAX, Input, Job, codec, fields, is_tracestate,
+};
 
 use crate::error::PublishError;
 use crate::key_limits::BodyPlace;
 use crate::options::SubmitOptions;
 
-/// The delivery mode of a message that survives a restart of the broker.
-const PERSISTENT: u8 = 2;
-
 /// Bodies from this size on are encoded and decoded on a blocking thread: at some 500 MB/s they would keep a runtime thread
 /// busy for more than 100 µs.
 const BLOCKING_BYTES: usize = 64 * 1024;
-
-/// The most bytes of a job's headers: what workers take, which leaves space in a frame of 128 KiB for the other properties.
-const HEADER_BYTES_MAX: usize = 120 * 1024;
 
 /// A job's message on its way into the jobs exchange.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub(crate) id: String,
+    pub(crate) model: String,
     /// The number of its registration.
     pub(crate) registration: u64,
     pub(crate) message: Message,
-    /// Receives one value, when the broker's answer is known.
+    /// Receives one value, when the outcome of publishing is known.
     pub(crate) published: oneshot::Sender<Result<(), PublishError>>,
     /// Its place among the jobs of its routing key.
     pub(crate) _place: BodyPlace,
 }
 
 impl Outgoing {
-    pub(crate) fn model(&self) -> String {
-        self.message.routing_key.to_string()
-    }
-
     pub(crate) fn finish(self, result: Result<(), PublishError>) {
         // An `Err`: the caller has dropped its future.
         let _ = self.published.send(result);
@@ -102,7 +95,8 @@ impl EncodedJob {
         let bytes = job.inputs.iter().map(input_bytes).sum::<usize>();
         // Every encoding takes at least the bytes of its inputs, so a huge job is refused before it is encoded.
         check_size(bytes)?;
-        let body = off_runtime(bytes, move || codec::encode(&job, encoding)).await?;
+        let encoded = off_runtime(bytes, move || codec::encode(&job, encoding)).await;
+        let body = encoded.ok_or(PublishError::Closed)??;
         check_size(body.len())?;
         let exchange = JOBS_EXCHANGE.into();
         let message =
@@ -111,17 +105,20 @@ impl EncodedJob {
     }
 }
 
-/// Runs work over `bytes` bytes, on a blocking thread if it is long.
+/// Runs work over `bytes` bytes, on a blocking thread if it is long. `None` if its runtime ends before the work begins.
 pub(crate) async fn off_runtime<T: Send + 'static>(
     bytes: usize,
     work: impl FnOnce() -> T + Send + 'static,
-) -> T {
+) -> Option<T> {
     if bytes < BLOCKING_BYTES {
-        return work();
+        return Some(work());
     }
     match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(failed) => std::panic::resume_unwind(failed.into_panic()),
+        Ok(done) => Some(done),
+        Err(failed) => match failed.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => None,
+        },
     }
 }
 
@@ -187,7 +184,7 @@ fn headers(options: &SubmitOptions) -> Result<FieldTable, PublishError> {
         table.insert(BATCH_HINT.into(), fields::long(hint.into()));
     }
     if let Some(traceparent) = &options.traceparent {
-        // Cut, it is as invalid as it was.
+        // `fields::text` cuts long texts; a traceparent that long is invalid already.
         table.insert(TRACEPARENT.into(), fields::text(traceparent));
     }
     // A trace is no reason to refuse a job: workers leave out what is wrong or too large, too.

@@ -1,5 +1,6 @@
-//! The headers of a job that a client publishes.
+//! The headers of a job that a client publishes, and work off the runtime.
 
+use futures_util::FutureExt as _;
 use lapin::types::{AMQPValue, FieldArray};
 use vramq_schemas::Params;
 use vramq_schemas::headers::{REQUEST_ID, TENANT};
@@ -70,4 +71,14 @@ async fn ids_are_refused_that_no_worker_takes() {
         let error = with_headers(with(wrong)).await.unwrap_err();
         assert!(matches!(error, PublishError::Option { name: "id", .. }), "{wrong}: {error}");
     }
+}
+
+#[test]
+fn work_whose_runtime_has_ended_does_not_panic() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let handle = runtime.handle().clone();
+    drop(runtime);
+    let _entered = handle.enter();
+    assert_eq!(off_runtime(BLOCKING_BYTES, || 1).now_or_never(), Some(None));
+    assert_eq!(off_runtime(BLOCKING_BYTES - 1, || 1).now_or_never(), Some(Some(1)), "it needs no thread");
 }

@@ -189,7 +189,7 @@ impl Registry {
 
     /// Handles a reply to the job `id`. With an acker, holds the reply for the job; returns the acker if the reply is not to be held.
     /// Counts and drops a reply to a job that is not in flight.
-    pub(crate) fn take(&self, id: &str, reply: Reply, acker: Option<Acker>) -> Option<Acker> {
+    pub(crate) fn on_reply(&self, id: &str, reply: Reply, acker: Option<Acker>) -> Option<Acker> {
         let mut jobs = self.jobs();
         let Entry::Occupied(mut entry) = jobs.entry(id.to_owned()) else {
             self.count_stray();

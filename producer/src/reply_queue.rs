@@ -9,8 +9,9 @@ use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, QueueDeclareOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{Acker, BasicProperties, Channel, Connection, Consumer, ErrorKind};
+use lapin::{Acker, BasicProperties, Channel, Connection, Consumer};
 use tokio::time::{Instant, interval};
+use vramq_amqp::is_missing;
 use vramq_schemas::fields::as_text;
 use vramq_schemas::{Encoding, Failure, ItemProgress, Outputs, ReplyHeaders, ReplyKind, codec, headers};
 
@@ -26,9 +27,6 @@ const REPLIES_PER_ACK: usize = REPLY_PREFETCH as usize / 4;
 /// How often a client looks for replies that it holds for too long.
 const HELD_LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// AMQP's code for a queue that does not exist.
-const NOT_FOUND: u16 = 404;
-
 /// Whether the queue still exists. It does not if it was deleted, if it expired while the client was away, or if its node
 /// lost it; then replies were lost with it.
 pub(crate) async fn exists(connection: &Connection, queue: &ShortString) -> lapin::Result<bool> {
@@ -37,10 +35,8 @@ pub(crate) async fn exists(connection: &Connection, queue: &ShortString) -> lapi
     let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
     match channel.queue_declare(queue.clone(), passive, FieldTable::default()).await {
         Ok(_) => channel.close(200, "OK".into()).await.map(|()| true),
-        Err(error) => match error.kind() {
-            ErrorKind::ProtocolError(refusal) if refusal.get_id() == NOT_FOUND => Ok(false),
-            _ => Err(error),
-        },
+        Err(error) if is_missing(&error) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -74,13 +70,13 @@ pub(crate) async fn consume(
 ///
 /// # Errors
 /// What ended the consumer; none if the broker cancelled it, for example because the queue was deleted.
-pub(crate) async fn hand_over(consumer: Consumer, registry: Arc<Registry>) -> lapin::Result<()> {
+pub(crate) async fn dispatch_replies(consumer: Consumer, registry: Arc<Registry>) -> lapin::Result<()> {
     let mut batches = consumer.ready_chunks(REPLIES_PER_ACK);
     while let Some(batch) = batches.next().await {
         let mut last = None;
         for delivery in batch {
             let Delivery { properties, data, acker, .. } = delivery?;
-            give(&registry, &properties, data, None).await;
+            dispatch(&registry, &properties, data, None).await;
             last = Some(acker);
         }
         if let Some(acker) = last {
@@ -90,12 +86,12 @@ pub(crate) async fn hand_over(consumer: Consumer, registry: Arc<Registry>) -> la
     Ok(())
 }
 
-/// Like [`hand_over`], for a client that holds its replies: acknowledges each when its job is released. Drops replies to unknown jobs,
+/// Like [`dispatch_replies`], for a client that holds its replies: acknowledges each when its job is released. Drops replies to unknown jobs,
 /// unless the client has `adopted` the queue: then a caller may ask for these jobs later, so their replies are held.
 ///
 /// # Errors
-/// As for [`hand_over`].
-pub(crate) async fn hand_over_held(
+/// As for [`dispatch_replies`].
+pub(crate) async fn dispatch_held_replies(
     mut consumer: Consumer,
     registry: Arc<Registry>,
     adopted: bool,
@@ -105,29 +101,34 @@ pub(crate) async fn hand_over_held(
         tokio::select! {
             delivery = consumer.next() => {
                 let Some(delivery) = delivery else { return Ok(()) };
-                let Delivery { properties, data, acker, .. } = delivery?;
-                let is_report = kind(&properties) == Some(ReplyKind::Progress);
-                let mut unheld = give(&registry, &properties, data, Some(acker)).await;
-                if !is_report {
-                    unheld = unheld.and_then(|acker| hold_again(&registry, &properties, acker));
-                }
-                match unheld {
-                    Some(acker) if adopted && !is_report => {
-                        let job = stray(&properties);
-                        registry.held.hold_stray(job, acker, Instant::now());
-                        if registry.contains(job) {
-                            // A caller may have asked for the job at this moment.
-                            registry.held.requeue_strays(job);
-                        }
-                    }
-                    Some(acker) => registry.held.drop_reply(acker),
-                    None => {}
-                }
+                on_held_delivery(&registry, delivery?, adopted).await;
             }
             () = registry.held.due() => {}
             _ = look.tick() => registry.held.requeue_old(Instant::now()),
         }
         settle(&registry).await?;
+    }
+}
+
+/// Gives a reply to its job, and holds it. A reply that is not to be held is acknowledged.
+async fn on_held_delivery(registry: &Registry, delivery: Delivery, adopted: bool) {
+    let Delivery { properties, data, acker, .. } = delivery;
+    let is_report = kind(&properties) == Some(ReplyKind::Progress);
+    let mut unheld = dispatch(registry, &properties, data, Some(acker)).await;
+    if !is_report {
+        unheld = unheld.and_then(|acker| hold_again(registry, &properties, acker));
+    }
+    match unheld {
+        Some(acker) if adopted && !is_report => {
+            let id = unknown_id(&properties);
+            registry.held.hold_stray(id, acker, Instant::now());
+            if registry.contains(id) {
+                // A caller may have asked for the job at this moment.
+                registry.held.requeue_strays(id);
+            }
+        }
+        Some(acker) => registry.held.acknowledge(acker),
+        None => {}
     }
 }
 
@@ -147,24 +148,24 @@ pub(crate) async fn settle(registry: &Registry) -> lapin::Result<()> {
 }
 
 /// Gives a reply to the job that awaits it. Returns the acker, unless the reply is held for the job.
-async fn give(
+async fn dispatch(
     registry: &Registry,
     properties: &BasicProperties,
     data: Vec<u8>,
     acker: Option<Acker>,
 ) -> Option<Acker> {
-    let Some(id) = known(registry, properties) else {
+    let Some(id) = known_id(registry, properties) else {
         registry.count_stray();
         if matches!(kind(properties), Some(ReplyKind::Done | ReplyKind::Failed)) {
-            registry.withdrawals.ended(stray(properties));
+            registry.withdrawals.ended(unknown_id(properties));
         }
         return acker;
     };
-    registry.take(id.as_str(), read(properties, data).await, acker)
+    registry.on_reply(id.as_str(), read(properties, data).await, acker)
 }
 
 /// The id of the job that a reply is to, if the job is in flight.
-fn known<'a>(registry: &Registry, properties: &'a BasicProperties) -> Option<&'a ShortString> {
+fn known_id<'a>(registry: &Registry, properties: &'a BasicProperties) -> Option<&'a ShortString> {
     let mut named = [properties.correlation_id(), properties.message_id()].into_iter().flatten();
     named.find(|id| registry.contains(id.as_str()))
 }
@@ -177,7 +178,7 @@ fn hold_again(registry: &Registry, properties: &BasicProperties, acker: Acker) -
 }
 
 /// The id of the unknown job that a reply belongs to. This library sets a job's id as its correlation id, too.
-fn stray(properties: &BasicProperties) -> &str {
+fn unknown_id(properties: &BasicProperties) -> &str {
     properties.correlation_id().as_ref().map_or("", |id| id.as_str())
 }
 
@@ -196,23 +197,24 @@ async fn parse(properties: &BasicProperties, data: Vec<u8>) -> Result<Reply, Str
     })?;
     let content_type = properties.content_type().as_ref().map(|named| named.as_str());
     let encoding = Encoding::of(content_type).map_err(|e| e.to_string())?;
-    let bytes = data.len();
     if kind == ReplyKind::Failed {
-        return off_runtime(bytes, move || codec::decode::<Failure>(&data, encoding))
-            .await
-            .map(Reply::Failed)
-            .map_err(|e| e.to_string());
+        return decode::<Failure>(data, encoding).await.map(Reply::Failed);
     }
     if kind == ReplyKind::Progress {
-        let progress = off_runtime(bytes, move || codec::decode::<ItemProgress>(&data, encoding)).await;
-        return Ok(Reply::Progress(progress.ok()));
+        return Ok(Reply::Progress(decode::<ItemProgress>(data, encoding).await.ok()));
     }
     let empty = FieldTable::default();
     let table = properties.headers().as_ref().unwrap_or(&empty);
     let read = ReplyHeaders::read(table).map_err(|e| e.to_string())?;
-    let body = off_runtime(bytes, move || codec::decode::<Outputs>(&data, encoding))
-        .await
-        .map_err(|e| e.to_string())?;
+    let body = decode::<Outputs>(data, encoding).await?;
     let revision = table.inner().get(headers::MODEL_REVISION).and_then(as_text);
     Ok(Reply::Outputs { headers: read, tokens: headers::tokens(table), revision, outputs: body.outputs })
+}
+
+async fn decode<T: codec::Body + Send + 'static>(data: Vec<u8>, encoding: Encoding) -> Result<T, String> {
+    match off_runtime(data.len(), move || codec::decode::<T>(&data, encoding)).await {
+        Some(decoded) => decoded.map_err(|error| error.to_string()),
+        // The runtime ends, and this task with it.
+        None => std::future::pending().await,
+    }
 }

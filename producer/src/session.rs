@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -11,22 +10,14 @@ use lapin::options::QueueDeleteOptions;
 use lapin::types::ShortString;
 use lapin::{Channel, Connection, Consumer, ErrorKind};
 use tokio::time::timeout;
-use vramq_amqp::{Address, PublishPipeline};
+use vramq_amqp::reply_code::{ACCESS_REFUSED, NOT_ALLOWED, NOT_FOUND, reply_code};
+use vramq_amqp::{Address, BrokerHost, PublishPipeline};
 use vramq_schemas::topology::CLIENT_REPLIES;
 
 use crate::error::ConnectError;
 use crate::held::HELD_MAX;
 use crate::options::{Options, REPLY_PREFETCH};
 use crate::{job_channel, reply_queue};
-
-/// AMQP's code for a user that does not exist or has another password, and for what a user may not do.
-const ACCESS_REFUSED: u16 = 403;
-
-/// AMQP's code for a queue that does not exist, or whose node is down.
-const NOT_FOUND: u16 = 404;
-
-/// AMQP's code for an unknown virtual host, and for what this user may not do at all.
-const NOT_ALLOWED: u16 = 530;
 
 /// How long closing may take before the connections are dropped.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -40,10 +31,18 @@ pub(crate) struct Connector {
     options: Options,
     address: Address,
     reply_queue: Option<ShortString>,
-    /// Set once a session has created the reply queue.
-    has_reply_queue: AtomicBool,
-    /// The reply queue was missed, and no session has reported it yet.
-    missed_reply_queue: AtomicBool,
+    reply_queue_state: ReplyQueueState,
+}
+
+/// What the attempts to open a session have found out about the reply queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReplyQueueState {
+    /// No session has consumed it yet.
+    NotCreated,
+    /// A session has consumed it, and it is not known to be lost since then.
+    Created,
+    /// It was lost after a session had consumed it. No session has reported that yet.
+    Missing,
 }
 
 /// Publishing and consuming have a connection each: a broker that is short of memory stops reading from connections that
@@ -82,13 +81,7 @@ impl Connector {
             })?),
             None => options.replies.then(|| format!("{CLIENT_REPLIES}{}", uuid::Uuid::new_v4()).into()),
         };
-        Ok(Self {
-            options,
-            address,
-            reply_queue,
-            has_reply_queue: AtomicBool::new(false),
-            missed_reply_queue: AtomicBool::new(false),
-        })
+        Ok(Self { options, address, reply_queue, reply_queue_state: ReplyQueueState::NotCreated })
     }
 
     pub(crate) fn reply_queue(&self) -> Option<&ShortString> {
@@ -124,11 +117,12 @@ impl Connector {
     }
 
     /// Connects, in the order that leaves no gap: connection, channel, confirms; then queue, qos, consumer.
-    pub(crate) async fn open(&self) -> Result<Session, NotOpened> {
-        let after = self.options.connect_timeout;
-        match timeout(after, self.open_unbounded()).await {
+    pub(crate) async fn open(&mut self) -> Result<Session, NotOpened> {
+        let after = self.open_timeout();
+        let opened = timeout(after, self.open_without_deadline()).await;
+        match opened {
             Ok(opened) => opened.map_err(|error| NotOpened {
-                is_forbidden: matches!(error.kind(), ErrorKind::ProtocolError(refusal) if refusal.get_id() == ACCESS_REFUSED),
+                is_forbidden: reply_code(&error) == Some(ACCESS_REFUSED),
                 error: self.explain(&error),
             }),
             Err(_) => Err(NotOpened {
@@ -138,49 +132,60 @@ impl Connector {
         }
     }
 
+    /// How long an attempt may take. Each host but the last one may be silent for its whole time before the next one is tried.
+    fn open_timeout(&self) -> Duration {
+        let hosts = u32::try_from(self.address.host_count()).unwrap_or(u32::MAX);
+        self.options.connect_timeout.saturating_mul(hosts)
+    }
+
     /// Whether a refusal that lasts ends the client.
     pub(crate) fn gives_up_when_refused(&self) -> bool {
         self.options.give_up_when_refused
     }
 
-    async fn open_unbounded(&self) -> lapin::Result<Session> {
-        let publishing = self.connect("jobs").await?;
+    async fn open_without_deadline(&mut self) -> lapin::Result<Session> {
+        let (publishing, host) = self.connect(&self.address, "jobs").await?;
         let first_job_channel = Some(job_channel::open(&publishing).await?);
         let (mut replies, mut lost_replies) = (None, false);
         if let Some(queue) = &self.reply_queue {
-            let connection = self.connect("replies").await?;
-            let is_missed = self.has_reply_queue.load(Ordering::Relaxed)
-                && !reply_queue::exists(&connection, queue).await?;
+            // To the same host, so that a host that was silent a moment ago costs no time again.
+            let (connection, _) = self.connect(&self.address.starting_with(&host), "replies").await?;
+            let before = self.reply_queue_state;
+            let is_missing =
+                before != ReplyQueueState::NotCreated && !reply_queue::exists(&connection, queue).await?;
             let channel = connection.create_channel().await?;
-            // Kept if this attempt fails from here on: the next one finds the queue that this one creates.
-            let newly_missed = is_missed && !self.missed_reply_queue.swap(true, Ordering::Relaxed);
+            if is_missing {
+                // Kept if this attempt fails from here on: the next one finds the queue that this one creates.
+                self.reply_queue_state = ReplyQueueState::Missing;
+            }
             if !self.adopts() {
                 let declared = reply_queue::declare(&channel, queue, self.options.reply_queue_expires).await;
-                declared.inspect_err(|error| {
-                    if newly_missed && error.is_amqp_soft_error() {
+                if let Err(error) = declared {
+                    if error.is_amqp_soft_error() {
                         // Nothing was created: the queue's node is down. The queue and the replies in it are there when it is back.
-                        self.missed_reply_queue.store(false, Ordering::Relaxed);
+                        self.reply_queue_state = before;
                     }
-                })?;
+                    return Err(error);
+                }
             }
             let consumer = reply_queue::consume(&channel, queue, self.prefetch()).await?;
-            self.has_reply_queue.store(true, Ordering::Relaxed);
-            lost_replies = self.missed_reply_queue.swap(false, Ordering::Relaxed);
+            lost_replies = self.reply_queue_state == ReplyQueueState::Missing;
+            self.reply_queue_state = ReplyQueueState::Created;
             replies = Some(Replies { connection, channel, consumer });
         }
         Ok(Session { publishing: Arc::new(publishing), first_job_channel, replies, lost_replies })
     }
 
-    async fn connect(&self, what: &str) -> lapin::Result<Connection> {
+    async fn connect(&self, address: &Address, what: &str) -> lapin::Result<(Connection, BrokerHost)> {
         let name = format!("{} ({what})", self.options.connection_name);
-        self.address.connect(&name).await.map_err(|error| error.error)
+        address.connect_with_host(&name).await.map_err(|error| error.error)
     }
 
     fn explain(&self, error: &lapin::Error) -> ConnectError {
         let broker = self.broker();
         match error.kind() {
-            // Others mean that the broker goes away, or that a part of it is down: 320 CONNECTION_FORCED, 541 INTERNAL_ERROR. So does a
-            // reply queue that cannot be declared because its node is down. One that is only to be adopted may not exist.
+            // Other codes mean that the broker goes away or is down in part: 320 CONNECTION_FORCED, 541 INTERNAL_ERROR. 404 means that the
+            // node of our own queue is down; a queue to adopt may simply not exist.
             ErrorKind::ProtocolError(refusal)
                 if match refusal.get_id() {
                     NOT_FOUND => self.adopts(),
@@ -236,6 +241,14 @@ mod tests {
     fn explained(options: Options, code: u16) -> ConnectError {
         let error = ErrorKind::ProtocolError(AMQPError::from_id(code, "why".into()).unwrap()).into();
         Connector::new(options).unwrap().explain(&error)
+    }
+
+    #[test]
+    fn an_attempt_to_connect_has_the_time_for_each_host() {
+        for (url, seconds) in [("amqp://a/%2f", 10), ("amqp://a,b,c/%2f", 30)] {
+            let connector = Connector::new(Options::new(url)).unwrap();
+            assert_eq!(connector.open_timeout(), Duration::from_secs(seconds), "{url}");
+        }
     }
 
     #[test]

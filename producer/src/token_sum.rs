@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-/// What the parts of a job say of its tokens.
+/// What the parts of a job say of its tokens. A union-find whose links carry weights.
 ///
 /// A part says how many tokens lie between two boundaries, the items before which it begins and ends. So each part links two boundaries,
 /// and the job's tokens are known when links lead from its first boundary to its last, whatever else overlaps. The parts of an attempt
@@ -36,7 +36,7 @@ impl TokenSum {
         while let Some((parent, from_parent)) = self.parents.get(&root) {
             (root, tokens) = (*parent, tokens + from_parent);
         }
-        // The next time the way is short, from each boundary on it: parts in the worst order make one way of all of them.
+        // Path compression: parts in the worst order would otherwise make one chain of all boundaries.
         let (mut at, mut left) = (boundary, tokens);
         while let Some(entry) = self.parents.get_mut(&at) {
             let (parent, from_parent) = std::mem::replace(entry, (root, left));

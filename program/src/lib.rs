@@ -1,15 +1,18 @@
 //! What all programs share of their command lines and configurations: `completions` writes shell completions, `man` writes manual pages,
-//! `options` has the flags of programs with a configuration file, `files` reads the files that it names, `values` says what is wrong with them,
-//! `print` prints, `logs` writes the log, and `panics` makes panics lines of it.
+//! `options` has the flags of programs with a configuration file, `environment` finds misspelt variables, `overrides` applies variables and
+//! flags over the file, `files` reads the files that it names, `values` says what is wrong with them, `print` prints, `logs` writes the log,
+//! and `panics` makes panics lines of it.
 
 // Nothing that a message, a peer or a device does may panic.
 #![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
 // What is `pub` can be used elsewhere.
 #![warn(unreachable_pub)]
 
+mod environment;
 mod files;
 mod logs;
 mod options;
+mod overrides;
 mod panics;
 mod print;
 mod values;
@@ -20,9 +23,11 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
+pub use environment::{NAME, UnknownVariables, Vocabulary, is_known_variable};
 pub use files::{no_folder, no_folder_to_write, read_lasting_text, read_text};
 pub use logs::{Logs, LogsError, close_log, dropped_log_lines, start_log};
 pub use options::{BrokerOptions, LogFormat, log_filter, variables};
+pub use overrides::Overrides;
 pub use print::{write_error_line, write_output};
 pub use values::{line_at, shown, shown_number, toml_fault};
 

@@ -4,6 +4,9 @@
 /// outputs travel by reference.
 pub const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
 
+/// The most bytes of a message's headers. They share a frame of 128 KiB with the other properties; the broker closes the connection over more.
+pub const HEADER_BYTES_MAX: usize = 120 * 1024;
+
 /// The most inputs of one job. Bounds the memory of a body with many tiny inputs: an input takes as little as 3 bytes of JSON but 32 bytes
 /// once decoded, so the decoded list takes 2 MiB at most.
 pub const ITEMS_MAX: usize = 65_536;

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lapin::tcp::OwnedTLSConfig;
@@ -13,6 +13,7 @@ use tokio::net::TcpStream;
 
 use super::{Address, BrokerHost, CONNECT_TIMEOUT_MS, Host, shown};
 use crate::credentials::Secrets;
+use crate::reply_code::{ACCESS_REFUSED, NOT_ALLOWED, reply_code};
 
 /// Why connecting failed, and to which host.
 #[derive(Debug, thiserror::Error)]
@@ -27,7 +28,7 @@ impl ConnectError {
     /// Whether the broker refused: 403 is a wrong password, 530 an unknown virtual host. Other codes are temporary, for example
     /// 320 of a broker that shuts down.
     pub fn is_refusal(&self) -> bool {
-        matches!(self.error.kind(), ErrorKind::ProtocolError(protocol) if matches!(protocol.get_id(), 403 | 530))
+        matches!(reply_code(&self.error), Some(ACCESS_REFUSED | NOT_ALLOWED))
     }
 }
 
@@ -74,12 +75,13 @@ impl Address {
     }
 
     async fn connect_to(&self, host: &Host, name: &str, secrets: &Secrets) -> lapin::Result<Connection> {
-        let Host { uri, mute } = host;
+        let Host { uri, was_silent } = host;
         let properties = ConnectionProperties::default().with_connection_name(name.into());
-        let patience = Duration::from_millis(uri.query.connection_timeout.unwrap_or(CONNECT_TIMEOUT_MS));
-        if mute.load(Ordering::Relaxed) {
-            let said = tokio::time::timeout(patience, says_something(uri)).await;
-            said.unwrap_or_else(|_| Err(no_answer())).map_err(io_error)?;
+        let connect_timeout =
+            Duration::from_millis(uri.query.connection_timeout.unwrap_or(CONNECT_TIMEOUT_MS));
+        if was_silent.load(Ordering::Relaxed) {
+            let answered = tokio::time::timeout(connect_timeout, probe(uri)).await;
+            answered.unwrap_or_else(|_| Err(no_answer())).map_err(io_error)?;
         }
         let runtime = lapin::runtime::default_runtime()?;
         let mut uri = uri.clone();
@@ -89,8 +91,10 @@ impl Address {
         let tls = OwnedTLSConfig { identity: secrets.identity.clone(), cert_chain: self.ca_pem.clone() };
         let connecting = Connection::connect_uri_with_config(uri, properties, tls, runtime);
         // lapin bounds neither the TCP connection nor the handshake.
-        let connected = tokio::time::timeout(patience, connecting).await;
-        mute.store(connected.is_err(), Ordering::Relaxed);
+        let mut silence = Silence { was_silent, has_answered: false };
+        let connected = tokio::time::timeout(connect_timeout, connecting).await;
+        silence.has_answered = connected.is_ok();
+        drop(silence);
         connected.unwrap_or_else(|_| Err(io_error(no_answer()))).map_err(|error| {
             if is_no_tls(&error) {
                 io_error(io::Error::new(io::ErrorKind::InvalidData, NO_TLS))
@@ -101,8 +105,20 @@ impl Address {
     }
 }
 
-/// Whether a broker answers the protocol header. With TLS, only whether the port is open.
-async fn says_something(uri: &AMQPUri) -> io::Result<()> {
+/// Notes on drop whether a host was silent. So it also notes a host at which the caller has given up before our own time limit.
+struct Silence<'a> {
+    was_silent: &'a AtomicBool,
+    has_answered: bool,
+}
+
+impl Drop for Silence<'_> {
+    fn drop(&mut self) {
+        self.was_silent.store(!self.has_answered, Ordering::Relaxed);
+    }
+}
+
+/// Waits until a broker answers the protocol header. With TLS, only until the port is open.
+async fn probe(uri: &AMQPUri) -> io::Result<()> {
     let mut stream = TcpStream::connect((uri.authority.host.as_str(), uri.authority.port)).await?;
     if matches!(uri.scheme, AMQPScheme::AMQP) {
         stream.write_all(b"AMQP\0\0\x09\x01").await?;
@@ -115,7 +131,8 @@ async fn says_something(uri: &AMQPUri) -> io::Result<()> {
 const NO_TLS: &str =
     "the port does not speak TLS: amqps:// is port 5671 of most brokers, and amqp:// port 5672";
 
-/// Whether the answer to the first message of TLS was none; these are rustls's words.
+/// Whether the peer answered the TLS handshake with something else. By text, because this crate does not depend on rustls, whose error it
+/// is.
 fn is_no_tls(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::IOError(why) if why.to_string().contains("InvalidContentType"))
 }
@@ -131,6 +148,20 @@ fn io_error(error: io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The caller's time limit may be shorter than that of a host.
+    #[tokio::test]
+    async fn a_host_is_noted_as_silent_also_if_the_caller_gives_up() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address: Address = format!("amqp://{}/", listener.local_addr().unwrap()).parse().unwrap();
+        let was_silent = || address.hosts[0].was_silent.load(Ordering::Relaxed);
+        assert!(!was_silent());
+        let _accepted = tokio::select! {
+            _ = address.connect("test") => panic!("a listener that says nothing has answered"),
+            accepted = listener.accept() => accepted.unwrap(),
+        };
+        assert!(was_silent());
+    }
 
     #[tokio::test]
     async fn a_chosen_host_is_tried_before_the_others() {

@@ -142,7 +142,7 @@ impl LinkTask {
                     tracing::warn!(%error, "lost the gateway's own connection to the broker (heartbeats, queue depths, withdrawals): reconnecting");
                 }
                 // Log a refusal, and an outage only once.
-                Err(error) if last.is_new(&error.to_string()) => {
+                Err(error) if last.note(&error.to_string()) => {
                     tracing::warn!(
                         %error,
                         "cannot open the gateway's own connection to the broker (heartbeats, queue depths, withdrawals), trying again"

@@ -95,7 +95,7 @@ impl Withdrawing {
     }
 
     fn refused(&self, error: &lapin::Error) {
-        if self.logged().refusal.is_new(&error.to_string()) {
+        if self.logged().refusal.note(&error.to_string()) {
             tracing::warn!(
                 %error,
                 "withdrawals are off: the gateway's user may not declare the exchange {WITHDRAWALS_EXCHANGE}, or not write to it. Jobs \

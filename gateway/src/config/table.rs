@@ -141,7 +141,7 @@ impl Values {
 
     /// The keys that were asked for, and those of models.
     pub fn keys(&self) -> Vec<String> {
-        let of_models = format!("model.{}.matryoshka", vramq_amqp::NAME);
+        let of_models = format!("model.{}.matryoshka", vramq_program::NAME);
         self.known.iter().map(|key| (*key).to_owned()).chain([of_models]).collect()
     }
 

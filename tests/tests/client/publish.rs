@@ -177,7 +177,11 @@ async fn a_key_says_where_a_job_goes() {
     let sent: vramq_producer::Job = codec::decode(&message.data, Encoding::Json).unwrap();
     assert_eq!(sent, job("m", &["x"]));
     let nowhere = in_time(client.publish(job("m", &["x"]), under("nobody"))).await.unwrap_err();
-    assert!(matches!(&nowhere, PublishError::Unroutable { model, .. } if model == "nobody"), "{nowhere:?}");
+    assert!(nowhere.to_string().contains("no queue for model `m` with key `nobody`:"), "{nowhere}");
+    assert!(
+        matches!(&nowhere, PublishError::Unroutable { model, key, .. } if model == "m" && key == "nobody"),
+        "{nowhere:?}"
+    );
     let wrong = in_time(client.publish(job("m", &["x"]), under("~bulk.m"))).await.unwrap_err();
     assert!(matches!(wrong, PublishError::Model(_)), "{wrong:?}");
     client.close().await;

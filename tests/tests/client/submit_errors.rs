@@ -130,7 +130,8 @@ async fn a_broker_that_refuses_the_jobs_is_4() {
     broker.declare(&channel, "small", bounded(2)).await;
     let elsewhere = submit(&broker, &["--model", "small", "--key", "other", "x"]).await;
     code(&elsewhere, 4);
-    assert!(stderr(&elsewhere).contains("no queue for model `other`"), "{}", stderr(&elsewhere));
+    let said = stderr(&elsewhere);
+    assert!(said.contains("no queue for model `small` with key `other`:"), "{said}");
     let args = ["--model", "small", "--job-items", "1", "--no-wait", "--jobs", "1", "a", "b", "c", "d"];
     let full = submit(&broker, &args).await;
     code(&full, 4);

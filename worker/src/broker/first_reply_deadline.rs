@@ -39,7 +39,7 @@ impl FirstReplyDeadline {
         on_its_way: OnItsWay,
         gives_up: impl FnOnce() -> bool,
     ) -> Option<Overdue> {
-        let OnItsWay { up_to_last: unread, all, is_last_passed } = on_its_way;
+        let OnItsWay { up_to_last_bytes: unread, all_bytes: all, is_last_passed } = on_its_way;
         if unread < self.unread {
             // The broker reads what was published before this reply, on other channels.
             (self.since, self.was_passed) = (second, false);
@@ -75,11 +75,11 @@ mod tests {
 
     /// Nothing was published after the reply.
     fn unread(bytes: u64) -> OnItsWay {
-        OnItsWay { up_to_last: bytes, all: bytes, is_last_passed: false }
+        OnItsWay { up_to_last_bytes: bytes, all_bytes: bytes, is_last_passed: false }
     }
 
     /// The broker has confirmed a later message.
-    const PASSED: OnItsWay = OnItsWay { up_to_last: 0, all: 0, is_last_passed: true };
+    const PASSED: OnItsWay = OnItsWay { up_to_last_bytes: 0, all_bytes: 0, is_last_passed: true };
 
     /// Looks each second. The first result that ends the wait, and how many seconds after `start` it came.
     fn end(
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn the_broker_is_not_silent_while_a_large_message_behind_the_reply_may_be_on_its_way() {
         let mut deadline = FirstReplyDeadline::new(CONFIRM_S, 0);
-        let on_its_way = OnItsWay { up_to_last: 1, all: LARGE + 1, is_last_passed: false };
+        let on_its_way = OnItsWay { up_to_last_bytes: 1, all_bytes: LARGE + 1, is_last_passed: false };
         let twice = ConfirmTime { confirm_s: 2 * CONFIRM_S, transfer_s: LARGE_S };
         let after = 2 * CONFIRM_S + LARGE_S + 1;
         assert_eq!(end(&mut deadline, 0, on_its_way, false), (after, Overdue::BrokerIsSilent(twice)));

@@ -2,6 +2,7 @@
 
 use lapin::BasicProperties;
 use lapin::types::{FieldTable, ShortString};
+use vramq_amqp::PERSISTENT;
 use vramq_core::action::{Route, Run};
 use vramq_core::rejection::Rejection;
 use vramq_schemas::dead_letter::{EXPIRATION, OF_DEAD_LETTERS};
@@ -9,12 +10,12 @@ use vramq_schemas::fields;
 use vramq_schemas::headers::{self, MODEL_REVISION, TOKENS};
 use vramq_schemas::topology::{DEAD_EXCHANGE, RETRY_EXCHANGE, bulk_key, delay_key, quarantine_key};
 use vramq_schemas::{
-    DeadLetter, Encoding, Failure, FailureHeaders, ItemProgress, JobHeaders, Outputs, ProgressHeaders,
-    Reason, ReplyHeaders, ReplyKind, codec,
+    DeadLetter, Encoding, Failure, FailureHeaders, HEADER_BYTES_MAX, ItemProgress, JobHeaders, Outputs,
+    ProgressHeaders, Reason, ReplyHeaders, ReplyKind, codec,
 };
 
 use super::received::ReceivedJob;
-use super::republished::{PERSISTENT, foreign_headers, priority_again, republished, write_origin};
+use super::republished::{foreign_headers, priority_again, republished, write_origin};
 use crate::failpoint::Site;
 use crate::identity::Identity;
 use crate::model::Model;
@@ -26,7 +27,7 @@ use crate::wire_size::{check_body_bytes, items_within};
 /// The most bytes of headers that a job may have. The broker adds headers to a job that it redelivers (`x-delivery-count`, `x-death`), even
 /// beyond the size of a frame. Clients end their session over such a frame; only this worker's lapin reads it (`third-party/lapin`). So a
 /// job that leaves no space for these headers is rejected at its first delivery.
-pub const JOB_HEADER_BYTES_MAX: usize = 120 * 1024;
+pub const JOB_HEADER_BYTES_MAX: usize = HEADER_BYTES_MAX;
 
 const TRANSIENT: u8 = 1;
 

@@ -2,6 +2,7 @@
 
 use lapin::BasicProperties;
 use lapin::types::{FieldTable, ShortString};
+use vramq_amqp::PERSISTENT;
 use vramq_schemas::ReplyKind;
 use vramq_schemas::fields::{self, value_bytes};
 use vramq_schemas::headers;
@@ -22,9 +23,6 @@ const OWN_HEADER_BYTES: usize = 16 * 1024;
 /// have levels up to 9.
 const PRIORITY_AGAIN_MIN: u8 = 5;
 const PRIORITY_AGAIN_MAX: u8 = 9;
-
-/// The delivery mode of messages that the broker keeps when it restarts.
-pub(super) const PERSISTENT: u8 = 2;
 
 /// The priority of a job that is tried again: higher than before, and never lower. Quorum queues have 32 levels from RabbitMQ 4.3 on, so a
 /// job may already be above `PRIORITY_AGAIN_MAX`.

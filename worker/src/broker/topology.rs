@@ -3,6 +3,7 @@
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, Connection, ExchangeKind};
+use vramq_amqp::reply_code::{ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED};
 use vramq_core::settings::QueueFacts;
 use vramq_schemas::topology::{
     CONTROL_EXCHANGE, DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, RETRY_EXCHANGE, WITHDRAWALS_EXCHANGE,
@@ -66,18 +67,15 @@ impl TopologyError {
     }
 }
 
-/// AMQP's code for a queue or exchange that is not there.
-const NOT_FOUND: u16 = 404;
-
 /// What to do about a queue or exchange, by AMQP's code of the broker's answer.
 fn advice(code: u16) -> &'static str {
     match code {
-        403 => "Give the worker's user permission on it (docs/security.md, least permissions)",
+        ACCESS_REFUSED => "Give the worker's user permission on it (docs/security.md, least permissions)",
         NOT_FOUND => {
             "Start the node that it is on, if that is down, or declare it. Workers declare only their own queues and exchanges, and \
              only with declare = true in [broker]"
         }
-        405 => "It is exclusive to another connection: close that one, or choose another name",
+        RESOURCE_LOCKED => "It is exclusive to another connection: close that one, or choose another name",
         _ => {
             "Move what it holds and replace it (docs/upgrading.md), set [broker] to what it is, or set declare = false to take the broker's \
              queues as they are"

@@ -3,10 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
-use vramq_amqp::{Overrides, Vocabulary};
 use vramq_program::{
-    BrokerOptions, Completions, LogFormat, Manual, completions_help, log_filter, manual_help, read_text,
-    variables,
+    BrokerOptions, Completions, LogFormat, Manual, Overrides, Vocabulary, completions_help, log_filter,
+    manual_help, read_text, variables,
 };
 
 use super::{Config, ConfigFault, Gpu, Invalid};

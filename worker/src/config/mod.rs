@@ -20,10 +20,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use toml::Table;
-use vramq_amqp::NAME;
 use vramq_core::poison_policy::PoisonPolicy;
 use vramq_core::settings::QueueFacts;
-use vramq_program::toml_fault;
+use vramq_program::{NAME, toml_fault};
 
 use crate::engine::encoder::ComputeType;
 use crate::engine::encoder::Source;

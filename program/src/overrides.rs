@@ -1,6 +1,6 @@
 //! Applies environment variables and flags over a configuration file, by dotted key. Worker and gateway share these rules.
 
-use crate::environment::{Unread, Vocabulary};
+use crate::environment::{UnknownVariables, Vocabulary};
 
 /// Values that override those of a file, the strongest last, and the faults in them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,8 +23,8 @@ impl Overrides {
     }
 
     fn of(variables: Vec<(String, String)>, vocabulary: &Vocabulary) -> Self {
-        let unread = Unread::of(variables.clone(), vocabulary);
-        let faults = unread
+        let unknown = UnknownVariables::of(variables.clone(), vocabulary);
+        let faults = unknown
             .misspelt
             .into_iter()
             .map(|(name, meant)| (format!("variable {name}"), format!("is unknown; did you mean {meant}?")))
@@ -32,7 +32,7 @@ impl Overrides {
         let values = variables
             .into_iter()
             .filter_map(|(name, value)| Some((dotted(name.strip_prefix(&vocabulary.prefix)?), value)));
-        Self { values: values.collect(), faults, unknown: unread.unknown }
+        Self { values: values.collect(), faults, unknown: unknown.unknown }
     }
 
     /// Adds the value of a flag that stands for one key, if it was given.

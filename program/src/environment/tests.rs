@@ -25,8 +25,8 @@ fn gateway() -> Vocabulary {
     vocabulary("VRAMQ_GATEWAY__", &["BROKER_URL", "GATEWAY_LISTEN"], &["http.listen", "http.request_s"])
 }
 
-fn unread(name: &str, vocabulary: &Vocabulary) -> Unread {
-    Unread::of([(name.to_owned(), "5".to_owned())], vocabulary)
+fn unknown_of(name: &str, vocabulary: &Vocabulary) -> UnknownVariables {
+    UnknownVariables::of([(name.to_owned(), "5".to_owned())], vocabulary)
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn a_misspelt_variable_is_found_with_what_was_meant() {
         ("VRAMQ_DEVICE_KNID", "VRAMQ__DEVICE__KIND"),
         ("VRAMQ_WORKER_DRAIN", "VRAMQ__WORKER__DRAIN_S"),
     ] {
-        assert_eq!(unread(name, &worker()).misspelt, [(name.to_owned(), meant.to_owned())]);
+        assert_eq!(unknown_of(name, &worker()).misspelt, [(name.to_owned(), meant.to_owned())]);
     }
     for (name, meant) in [
         ("VRAMQ_GATEWAY_HTTP__REQUEST_S", "VRAMQ_GATEWAY__HTTP__REQUEST_S"),
@@ -59,13 +59,13 @@ fn a_misspelt_variable_is_found_with_what_was_meant() {
         ("VRAMQ_GATEWAY_LISTN", "VRAMQ_GATEWAY_LISTEN"),
         ("VRAMQ_HTTP_REQUEST_S", "VRAMQ_GATEWAY__HTTP__REQUEST_S"),
     ] {
-        assert_eq!(unread(name, &gateway()).misspelt, [(name.to_owned(), meant.to_owned())]);
+        assert_eq!(unknown_of(name, &gateway()).misspelt, [(name.to_owned(), meant.to_owned())]);
     }
 }
 
 #[test]
 fn variables_that_other_programs_read_are_left_alone() {
-    let left = Unread::default();
+    let left = UnknownVariables::default();
     for name in [
         "VRAMQ_BROKER_URL",
         "VRAMQ__BROKER__URL",
@@ -81,14 +81,14 @@ fn variables_that_other_programs_read_are_left_alone() {
         "XVRAMQ_LOGS",
     ] {
         assert_eq!(
-            (unread(name, &worker()), unread(name, &gateway())),
+            (unknown_of(name, &worker()), unknown_of(name, &gateway())),
             (left.clone(), left.clone()),
             "{name}"
         );
     }
     // Only the gateway knows which of these are right.
     for name in ["VRAMQ_GATEWAY__HTTP__LISTEN", "VRAMQ_GATEWAY_HTTP_LISTEN", "VRAMQ_GATEWAY_ANYTHING"] {
-        assert_eq!(unread(name, &worker()), left, "{name}");
+        assert_eq!(unknown_of(name, &worker()), left, "{name}");
     }
 }
 
@@ -107,23 +107,27 @@ fn variables_that_kubernetes_makes_for_services_are_left_alone() {
         ] {
             let name = format!("{service}_{end}");
             for program in [worker(), gateway()] {
-                let found = Unread::of([(name.clone(), value.to_owned())], &program);
-                assert_eq!(found, Unread::default(), "{name}");
+                let found = UnknownVariables::of([(name.clone(), value.to_owned())], &program);
+                assert_eq!(found, UnknownVariables::default(), "{name}");
             }
         }
     }
     // A person's.
-    assert_eq!(unread("VRAMQ_GATEWAY_PORT", &gateway()).unknown, ["VRAMQ_GATEWAY_PORT"]);
+    assert_eq!(unknown_of("VRAMQ_GATEWAY_PORT", &gateway()).unknown, ["VRAMQ_GATEWAY_PORT"]);
 }
 
 #[test]
 fn a_name_like_nothing_is_unknown_but_may_be_a_strangers() {
     for name in ["VRAMQ_FOO", "VRAMQ_URL", "VRAMQ_TENANT"] {
-        let unknown = Unread { unknown: vec![name.to_owned()], ..Unread::default() };
-        assert_eq!((unread(name, &worker()), unread(name, &gateway())), (unknown.clone(), unknown), "{name}");
+        let unknown = UnknownVariables { unknown: vec![name.to_owned()], ..UnknownVariables::default() };
+        assert_eq!(
+            (unknown_of(name, &worker()), unknown_of(name, &gateway())),
+            (unknown.clone(), unknown),
+            "{name}"
+        );
     }
     // A key of the worker is nothing to the gateway.
-    assert_eq!(unread("VRAMQ_DEVICE_KIND", &gateway()).unknown, ["VRAMQ_DEVICE_KIND"]);
+    assert_eq!(unknown_of("VRAMQ_DEVICE_KIND", &gateway()).unknown, ["VRAMQ_DEVICE_KIND"]);
 }
 
 /// A user who sets them for docker compose may have them exported in the shell that starts a worker.
@@ -135,8 +139,8 @@ fn the_variables_of_compose_are_left_alone() {
     let names: Vec<_> = names.filter_map(|(name, _)| name.strip_prefix(PREFIX)).collect();
     assert!(names.contains(&"GRAFANA_PORT"), "{names:?}");
     for name in names {
-        let unread = unread(&format!("{PREFIX}{name}"), &worker());
-        assert!(unread.misspelt.is_empty() && unread.unknown.is_empty(), "{unread:?}");
+        let unknown = unknown_of(&format!("{PREFIX}{name}"), &worker());
+        assert!(unknown.misspelt.is_empty() && unknown.unknown.is_empty(), "{unknown:?}");
     }
     for name in OF_COMPOSE {
         assert!(file.contains(&format!("${{{PREFIX}{name}:-")), "{name} is not in docker-compose.yml");

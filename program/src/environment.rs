@@ -80,14 +80,14 @@ pub struct Vocabulary {
 
 /// Variables that begin with `VRAMQ_` and that nothing reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Unread {
+pub struct UnknownVariables {
     /// Those that look like one that the program reads, each with what was probably meant: a setting that would have no effect.
     pub misspelt: Vec<(String, String)>,
     /// All others. They may be a stranger's.
     pub unknown: Vec<String>,
 }
 
-impl Unread {
+impl UnknownVariables {
     /// Finds them in the names and values that are set.
     pub fn of(set: impl IntoIterator<Item = (String, String)>, vocabulary: &Vocabulary) -> Self {
         let mut found = Self::default();
@@ -111,14 +111,14 @@ impl Unread {
 }
 
 /// Whether one of vramq's programs reads the variable.
-pub fn is_read(name: &str) -> bool {
+pub fn is_known_variable(name: &str) -> bool {
     name.strip_prefix(PREFIX).is_some_and(|name| OF_PROGRAMS.contains(&name))
 }
 
 /// Whether the variable is there for something else than the program that asks.
 fn is_of_others(name: &str, value: &str) -> bool {
     let rest = name.strip_prefix(PREFIX).unwrap_or(name);
-    is_read(name)
+    is_known_variable(name)
         // Keys of the worker.
         || rest.starts_with('_')
         || OF_COMPOSE.contains(&rest)
