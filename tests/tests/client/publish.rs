@@ -109,7 +109,7 @@ async fn a_full_queue_is_a_retryable_error() {
             }
         }
         let full = full.unwrap_or_else(|| panic!("{model}: never full"));
-        assert!(matches!(&full, PublishError::QueueFull { model: at } if at == model), "{full:?}");
+        assert!(matches!(&full, PublishError::QueueFull { model: at, .. } if at == model), "{full:?}");
         assert!(full.is_retryable());
         client.close().await;
     }
