@@ -32,7 +32,7 @@ enum Publisher {
     #[default]
     Closed,
     Opening(BoxFuture<'static, lapin::Result<PublishPipeline<u64>>>),
-    Open(PublishPipeline<u64>),
+    Open(Box<PublishPipeline<u64>>),
 }
 
 impl fmt::Debug for Publisher {
@@ -52,7 +52,7 @@ pub(crate) async fn open(connection: &Connection) -> lapin::Result<PublishPipeli
 
 impl JobChannel {
     pub(crate) fn with_publisher(publisher: PublishPipeline<u64>) -> Self {
-        Self { publisher: Publisher::Open(publisher), ..Self::default() }
+        Self { publisher: Publisher::Open(Box::new(publisher)), ..Self::default() }
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -136,7 +136,7 @@ impl JobChannel {
             Publisher::Opening(opening) => {
                 // After an error it is still opening: the session ends with it.
                 let publisher = ready!(opening.as_mut().poll(context))?;
-                self.publisher = Publisher::Open(publisher);
+                self.publisher = Publisher::Open(Box::new(publisher));
                 Poll::Ready(Ok(Vec::new()))
             }
         }
