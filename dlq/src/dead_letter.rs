@@ -156,7 +156,7 @@ impl DeadLetter {
 
     /// Identifies it. Computed from all of it, its body included.
     pub fn fingerprint(&self) -> Fingerprint {
-        Fingerprint::of(self)
+        Fingerprint::of(&self.queue, &self.properties, &self.headers, &self.body)
     }
 
     /// Why it was dead-lettered: what the worker wrote, or else the broker.

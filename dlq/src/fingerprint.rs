@@ -2,10 +2,11 @@
 
 use std::fmt;
 
+use lapin::BasicProperties;
+use lapin::types::FieldTable;
 use sha2::{Digest as _, Sha256};
 use vramq_schemas::headers::PUBLISH_SEQ;
 
-use crate::dead_letter::DeadLetter;
 use crate::header_values;
 
 /// Identifies a dead letter, also without an id or with a repeated one. Export and import preserve it.
@@ -30,14 +31,14 @@ impl fmt::Debug for Fingerprint {
 impl Fingerprint {
     /// A hash of everything that an import restores. Left out: `user_id`, which only that user may publish; headers that route copies to
     /// other queues; and the publish number, which differs with every publish.
-    pub(crate) fn of(letter: &DeadLetter) -> Self {
+    pub(crate) fn of(queue: &str, properties: &BasicProperties, headers: &FieldTable, body: &[u8]) -> Self {
         let mut digest = Sha256::new();
         let mut part = |bytes: &[u8]| {
             digest.update((bytes.len() as u64).to_le_bytes());
             digest.update(bytes);
         };
-        part(letter.queue.as_bytes());
-        let p = &letter.properties;
+        part(queue.as_bytes());
+        let p = properties;
         for text in [
             p.content_type(),
             p.content_encoding(),
@@ -52,11 +53,8 @@ impl Fingerprint {
             part(text.as_ref().map_or(&[], |text| text.as_str().as_bytes()));
         }
         part(format!("{:?} {:?}", p.priority(), p.timestamp()).as_bytes());
-        part(
-            header_values::to_json(&letter.headers, |name| ![PUBLISH_SEQ, "CC", "BCC"].contains(&name))
-                .as_bytes(),
-        );
-        part(&letter.body);
+        part(header_values::to_json(headers, |name| ![PUBLISH_SEQ, "CC", "BCC"].contains(&name)).as_bytes());
+        part(body);
         let mut fingerprint = [0; 16];
         fingerprint.copy_from_slice(&digest.finalize()[..16]);
         Self(fingerprint)
@@ -71,6 +69,7 @@ impl Fingerprint {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dead_letter::DeadLetter;
     use crate::dead_letter::tests::written;
     use lapin::types::AMQPValue;
     use vramq_schemas::Reason;
