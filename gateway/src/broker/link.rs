@@ -141,7 +141,7 @@ impl LinkTask {
                     last = LastError::default();
                     tracing::warn!(%error, "lost the gateway's own connection to the broker (heartbeats, queue depths, withdrawals): reconnecting");
                 }
-                // Log a refusal, and an outage only once.
+                // Each new error is a warning; its repeats are only debug lines, because an outage may last for hours.
                 Err(error) if last.note(&error.to_string()) => {
                     tracing::warn!(
                         %error,

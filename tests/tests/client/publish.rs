@@ -115,6 +115,36 @@ async fn a_full_queue_is_a_retryable_error() {
     }
 }
 
+/// The broker closes the connection over a channel too many. Then models share channels.
+#[tokio::test]
+async fn there_may_be_more_models_than_channels() {
+    let broker = Broker::new();
+    let connection = broker.connect().await;
+    let channel = connection.create_channel().await.unwrap();
+    let models = (0..8).map(|at| format!("m{at}")).collect::<Vec<_>>();
+    for model in &models {
+        broker.declare(&channel, model, FieldTable::default()).await;
+    }
+    let user = format!("user-{}", uuid::Uuid::new_v4());
+    broker.add_user(&user, "hunter2", ".*");
+    // One for replies, one for withdrawals.
+    broker.limit_channels(&user, 4);
+    let client = Client::connect(broker.url_as(&user, "hunter2")).await.unwrap();
+    for round in 0..2 {
+        let jobs = models.iter().flat_map(|model| (0..50).map(move |_| job(model, &["x"])));
+        let publishing = jobs.map(|job| client.publish(job, SubmitOptions::default()));
+        let published = in_time(futures_util::future::join_all(publishing)).await;
+        for published in published {
+            published.unwrap_or_else(|error| panic!("round {round}: {error}"));
+        }
+    }
+    let stats = client.stats();
+    // The broker counts the channels of a connection that it has closed for a moment longer.
+    assert!((1..=3).contains(&stats.reconnects), "{stats:?}");
+    client.close().await;
+    broker.remove_user(&user);
+}
+
 /// The message as a foreign consumer sees it.
 #[tokio::test]
 async fn the_message_is_as_the_contract_says() {

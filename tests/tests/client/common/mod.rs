@@ -128,6 +128,12 @@ impl Broker {
         self.management.expect("PUT", &path, &body);
     }
 
+    /// How many channels all connections of a user may have.
+    pub fn limit_channels(&self, user: &str, count: usize) {
+        let body = format!(r#"{{"value": {count}}}"#);
+        self.management.expect("PUT", &format!("/api/user-limits/{user}/max-channels"), &body);
+    }
+
     pub fn remove_user(&self, name: &str) {
         self.management.expect("DELETE", &format!("/api/users/{name}"), "");
     }
