@@ -762,7 +762,7 @@ def unsent(url):
         async with vramq.AsyncClient(url) as client:
             runs = [asyncio.ensure_future(client.run(MODEL, ["a"], id=f"{n}")) for n in range(500)]
             await asyncio.sleep(0)
-            while not client._session.jobs.may_have_sent(MODEL, "10"):
+            while not client._jobs["10"].may_have_sent():
                 await asyncio.sleep(0)
             for one in runs:
                 one.cancel()
@@ -813,7 +813,7 @@ def silent(url):
             _session.CHANNELS_MAX = channels_max
             silent = asyncio.ensure_future(client.submit("slow", ["a"], id="silent"))
             await asyncio.sleep(0)
-            while not client._session.jobs.may_have_sent("slow", "silent"):
+            while not client._jobs["silent"].may_have_sent():
                 await asyncio.sleep(0.01)
             await raises_async(vramq.PublishTimeout, client.submit(MODEL, ["a"], timeout=0.1))
             waiting = [asyncio.ensure_future(client.run(MODEL, [f"{n}"])) for n in range(2)]
