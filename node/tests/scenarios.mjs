@@ -476,13 +476,16 @@ const scenarios = {
       if (options.clientProperties.connection_name.endsWith('(one job)')) alone += 1
       return connect(url, options)
     }
-    for (const answer of [goesAway, [530, 'NOT_ALLOWED - number of channels']]) {
+    for (const [answer, length] of [[goesAway, 5000], [[530, 'NOT_ALLOWED - number of channels'], 1]]) {
       const way = await wayThatCloses(url, undefined, ...answer)
-      const client = await vramq.Client.connect(way.url, { jobsInFlight: 5000 })
+      const client = await vramq.Client.connect(way.url, { jobsInFlight: length })
       way.method = PUBLISH
-      const jobs = Promise.all(Array.from({ length: 5000 }, () => client.publish('served', ['a'], { timeoutMs: 60_000 })))
+      const jobs = Promise.all(Array.from({ length }, () => client.publish('served', ['a'], { timeoutMs: 60_000 })))
       jobs.catch(() => {})
-      while (client.reconnects < 3) await sleep(50)
+      while (client.reconnects < 3) {
+        assert.equal(alone, 0)
+        await Promise.race([jobs, sleep(50)])
+      }
       way.method = undefined
       await jobs
       assert.equal(alone, 0)
