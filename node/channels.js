@@ -20,12 +20,17 @@ export class JobChannels {
   #byKey = new Map()
   // Channels are opened one after the other, in the order in which their keys got their first jobs.
   #opening = Promise.resolve()
-  // A function while a key waits for the channel of another one. Open channels take no further jobs then, so that one of them is free soon.
+  // A function while a key waits for the channel of another one. Meanwhile no open channel takes a further job, whatever its key, so that one
+  // of them is free soon. `#makeRoom`, which waits for it, also sets it to undefined again.
   #freed
   #isLost = false
+  // The channel of the first key, until there is one.
+  #first
 
-  // `open` opens a channel of amqplib, `close` closes one. Where they fail, they lose the session and throw nothing.
-  constructor(open, close, max) {
+  // `first` is the channel of the first key. `open` opens another one, `close` closes one. Where they fail, they lose the session and throw
+  // nothing.
+  constructor(first, open, close, max) {
+    this.#first = first
     this.#openChannel = open
     this.#closeChannel = close
     this.#max = max
@@ -36,11 +41,13 @@ export class JobChannels {
     return [...this.#byKey.values()].filter(({ channel }) => channel).length
   }
 
-  // Calls `job.send` with the key's channel, and with what is to be called when the job's turn is over. If the session is lost before that,
-  // it calls `job.lost`. If the job has ended before that, it calls neither.
+  // Calls `job.send` with the key's channel, and with what is to be called when the job's turn is over; it returns false if it has not sent
+  // the job, and has no turn then. If the session is lost before that, it calls `job.lost`. If the job has ended before that, it calls
+  // neither.
   add(key, job) {
     if (this.#isLost) return job.lost()
-    const own = this.#byKey.get(key) ?? new KeyChannel()
+    const own = this.#byKey.get(key) ?? new KeyChannel(this.#first)
+    this.#first = undefined
     // As the last one.
     this.#byKey.delete(key)
     this.#byKey.set(key, own)
@@ -67,12 +74,11 @@ export class JobChannels {
     for (const job of own.waiting) {
       if (!own.channel || this.#freed || own.unconfirmed >= UNCONFIRMED_MAX) break
       own.waiting.delete(job)
-      own.unconfirmed += 1
       const endTurn = () => {
         own.unconfirmed -= 1
         this.#goOn(own)
       }
-      job.send(own.channel, endTurn)
+      if (job.send(own.channel, endTurn)) own.unconfirmed += 1
     }
     if (own.unconfirmed === 0) this.#freed?.()
   }
@@ -112,10 +118,13 @@ export class JobChannels {
 
 // What a key has: its channel, and the jobs for it.
 class KeyChannel {
-  // amqplib's, while it is open.
-  channel = undefined
   isOpening = false
   // How many jobs have their turn; and those that wait for it, in order.
   unconfirmed = 0
   waiting = new Set()
+
+  // amqplib's, while it is open.
+  constructor(channel) {
+    this.channel = channel
+  }
 }

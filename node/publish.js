@@ -13,8 +13,9 @@ const PRECONDITION_FAILED = 406
 // With these the broker closes a channel or a connection over something that was sent on it: also frames, syntax, commands and
 // resources, and what is not implemented. Which of several jobs that was it does not say.
 const BLAMES = [PRECONDITION_FAILED, 501, 502, 503, 505, 506, 540]
-// An operator or a broker that shuts down closes connections with this code, whatever was published on them.
-const CONNECTION_FORCED = 320
+// A broker closes connections with these codes, whatever was published on them: for an operator or because it shuts down, and over a channel
+// more than the user may have.
+const FORCED = [320, 530]
 // So often a connection may be lost without a reason while a job is being published on it, before the job goes alone. It is never refused
 // for such losses: networks and brokers fail as well, and a broker that is short of memory lets jobs wait for long.
 const LOSSES_MAX = 2
@@ -104,7 +105,7 @@ async function publishOnce(session, pending, body, properties) {
   if (fault?.code === ACCESS_REFUSED || (fault?.code === PRECONDITION_FAILED && fault.message.includes('user_id'))) {
     throw new PublishRefused(`the broker refuses jobs for exchange ${JOBS_EXCHANGE}: ${fault.message}`)
   }
-  return { blame: BLAMES.includes(fault?.code) ? fault.message : undefined, isForced: fault?.code === CONNECTION_FORCED }
+  return { blame: BLAMES.includes(fault?.code) ? fault.message : undefined, isForced: FORCED.includes(fault?.code) }
 }
 
 // Waits for the job's turn, sends it, and waits for its confirm.
@@ -123,21 +124,23 @@ function confirm(session, pending, body, properties) {
           endTurn()
         },
       }
-      session.unconfirmed.add(job)
       const confirmed = (error) => job.end(error ?? undefined)
       try {
         channel.publish(JOBS_EXCHANGE, pending.key, body, properties, confirmed)
-        pending.sent = true
       } catch (error) {
         // Before 2.0 amqplib waits for a confirm of what it has not sent: each following job would have the confirm of the one before.
         const waiting = channel.unconfirmed
         if (waiting?.at(-1) === confirmed) waiting.pop()
         // The channel is closed, or a value has no form in AMQP: then nothing was sent.
-        if (session.isLost || error.name === 'IllegalOperationError') return job.end(error)
-        session.unconfirmed.delete(job)
-        reject(new InvalidJob(`the job's properties or headers have no form in AMQP: ${error.message}`))
-        endTurn()
+        if (session.isLost || error.name === 'IllegalOperationError') {
+          session.lose()
+          resolve({ isUnsent: true })
+        } else reject(new InvalidJob(`the job's properties or headers have no form in AMQP: ${error.message}`))
+        return false
       }
+      session.unconfirmed.add(job)
+      pending.sent = true
+      return true
     }
     session.jobs.add(pending.key, { send, lost: () => resolve({ isUnsent: true }), atEnd: (call) => pending.atEnd(call) })
   })

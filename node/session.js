@@ -15,6 +15,8 @@ export const SILENT_MS = 200
 const LOST_MS = 1000
 // What a timer of Node.js can wait, 24 days; more would be no wait at all.
 export const TIMER_MS_MAX = 2 ** 31 - 1
+// For so long no more channels are opened than the broker allowed its user, all connections together.
+const LIMITED_FOR_MS = 600_000
 
 // What the broker says when it refuses a login, or what the user may not do. Of what else it says, and amqplib repeats, nothing is a
 // refusal: it goes away (CONNECTION_FORCED), or a part of it is down (INTERNAL_ERROR, NOT_FOUND of a queue).
@@ -118,8 +120,9 @@ export class Connector {
   #hadQueue = false
   // The queue was not there, and that is not told yet.
   #isMissed = false
-  // Fewer than the default after the broker has refused a further channel.
-  #channelsMax = CHANNELS_MAX
+  // After the broker has refused a further channel: how many there may be, and until when.
+  #channelsLimit = CHANNELS_MAX
+  #limitedUntil = 0
 
   constructor(url, options, replyQueue, take, missed) {
     const parts = /^(amqps?:\/\/)((?:[^@/]*@)?)([^/?]+)(.*)$/.exec(url)
@@ -153,7 +156,9 @@ export class Connector {
         // amqplib's own limit is for the handshake alone: a broker that hangs behind it would be waited for until its heartbeats are missed.
         await inTime(this.#options.connectTimeoutMs, steps(url, session))
         return session
-      } catch (error) {
+      } catch (thrown) {
+        // If the broker refuses the channel for jobs, amqplib throws only that it is closed.
+        const error = session.fault ?? thrown
         await session.drop()
         if (REFUSED.test(error.message)) refused = error
         else if (!VHOST_CLOSED.test(error.message)) unreachable = error
@@ -192,13 +197,19 @@ export class Connector {
 
   async #openJobs(url, session, what) {
     const connection = session.watchJobs(await this.#connect(url, session, what))
+    // If the broker refuses also the first one, nothing can be published.
+    const first = await openChannel(session, connection)
     // One is left for withdrawals.
-    const max = Math.max(1, Math.min(this.#channelsMax, connection.connection.channelMax - 1))
-    session.jobs = new JobChannels(() => openChannel(session, connection), (channel) => closeChannel(session, channel), max)
+    const allowed = Math.max(1, connection.connection.channelMax - 1)
+    const max = Math.min(Date.now() < this.#limitedUntil ? this.#channelsLimit : CHANNELS_MAX, allowed)
+    const open = () => openChannel(session, connection).catch(() => session.lose())
+    session.jobs = new JobChannels(first, open, (channel) => closeChannel(session, channel), max)
     session.lost.then(() => {
-      // The broker allows no further channel: from now on half as many have to be enough. Others of this user may need some, too.
       const { count } = session.jobs
-      if (session.fault?.code === NOT_ALLOWED && count > 0) this.#channelsMax = Math.max(1, count >> 1)
+      if (session.fault?.code !== NOT_ALLOWED || count === 0) return
+      // The broker allows no further channel: for now half as many have to be enough. Others of this user may need some, too.
+      this.#channelsLimit = Math.max(1, count >> 1)
+      this.#limitedUntil = Date.now() + LIMITED_FOR_MS
     })
   }
 
@@ -236,23 +247,22 @@ function vhostOf(url) {
   return new URL(url).pathname.slice(1) || '/'
 }
 
-// A channel for jobs; undefined if there is none, which loses the session.
+// A channel for jobs.
 async function openChannel(session, connection) {
-  try {
-    const channel = session.watchJobs(await connection.createConfirmChannel())
-    channel.on('return', ({ properties }) => {
-      for (const job of session.unconfirmed) job.returned ||= job.channel === channel && job.id === properties.messageId
-    })
-    return channel
-  } catch {
-    session.lose()
-    return undefined
-  }
+  const channel = session.watchJobs(await connection.createConfirmChannel())
+  channel.on('return', ({ properties }) => {
+    for (const job of session.unconfirmed) job.returned ||= job.channel === channel && job.id === properties.messageId
+  })
+  return channel
 }
 
 async function closeChannel(session, channel) {
   session.unwatch(channel)
-  await channel.close().catch(() => session.lose())
+  try {
+    await channel.close()
+  } catch {
+    session.lose()
+  }
 }
 
 // AMQP's codes for a queue that does not exist, or whose node is down, and for more channels than the broker allows.

@@ -57,7 +57,7 @@ async function brokerThatHangs({ hostname, port }) {
 }
 
 // A way to the broker that answers a method of the client's itself: by closing the connection or the channel, with this code and text.
-async function wayThatCloses(url, method, code, text) {
+async function wayThatCloses(url, method, code = 0, text = '') {
   const { hostname, port, host } = new URL(url)
   const short = (number) => [number >> 8, number & 255]
   const closing = [...short(code), text.length, ...Buffer.from(text), 0, 0, 0, 0]
@@ -104,6 +104,7 @@ const CLOSE_OK = Buffer.from([0, 10, 0, 51])
 const CHANNEL_OPEN = Buffer.from([0, 20, 0, 10])
 const CHANNEL_CLOSE = Buffer.from([0, 20, 0, 40])
 const QUEUE_DECLARE = Buffer.from([0, 50, 0, 10])
+const PUBLISH = Buffer.from([0, 60, 0, 40])
 
 const scenarios = {
   // Outputs of every kind, in order; progress; many at once.
@@ -466,6 +467,33 @@ const scenarios = {
       await client.close()
       way.close()
     }
+    // Neither an operator nor a refused channel is the fault of the jobs in flight: none goes alone for that. And those that wait for their
+    // turn, however many, go on with the next session.
+    const worker = await answering(url, 'served', () => [])
+    const { connect } = amqp
+    let alone = 0
+    amqp.connect = (url, options) => {
+      if (options.clientProperties.connection_name.endsWith('(one job)')) alone += 1
+      return connect(url, options)
+    }
+    for (const [answer, length] of [[goesAway, 5000], [[530, 'NOT_ALLOWED - number of channels'], 1]]) {
+      const way = await wayThatCloses(url, undefined, ...answer)
+      const client = await vramq.Client.connect(way.url, { jobsInFlight: length })
+      way.method = PUBLISH
+      const jobs = Promise.all(Array.from({ length }, () => client.publish('served', ['a'], { timeoutMs: 60_000 })))
+      jobs.catch(() => {})
+      while (client.reconnects < 3) {
+        assert.equal(alone, 0)
+        await Promise.race([jobs, sleep(50)])
+      }
+      way.method = undefined
+      await jobs
+      assert.equal(alone, 0)
+      await client.close()
+      way.close()
+    }
+    amqp.connect = connect
+    await worker.close()
   },
 
   // Jobs over which the broker ends a connection or a channel, as far as the checks before do not know them: each fails, with what the
@@ -575,8 +603,9 @@ const scenarios = {
     await client.close()
   },
 
-  // More models than a client has channels; and `limited` is the URL of a user who has four channels.
-  async many_models(url, limited) {
+  // More models than a client has channels; `limited` is the URL of a user who may have four channels, `without` that of one who may have
+  // one, which leaves none for jobs.
+  async many_models(url, limited, without) {
     const models = Array.from({ length: 70 }, (_, n) => `model-${n}`)
     const worker = await answering(url, models[0], (inputs) => [[{}, inputs.map((json) => ({ json }))]], models.slice(1))
     const all = await vramq.Client.connect(url)
@@ -587,13 +616,27 @@ const scenarios = {
     }
     assert.equal(all.reconnects, 0)
     await all.close()
-    const few = await vramq.Client.connect(limited)
-    for (let times = 0; times < 3; times += 1) {
-      for (const model of models.slice(0, 12)) assert.deepEqual((await few.run(model, [model], { timeoutMs: 60_000 })).outputs, [{ json: model }])
+    const way = await wayThatCloses(limited)
+    const few = await vramq.Client.connect(way.url)
+    const runs = async (times) => {
+      const wanted = new Array(times).fill(models.slice(0, 12)).flat()
+      for (const model of wanted) assert.deepEqual((await few.run(model, [model], { timeoutMs: 60_000 })).outputs, [{ json: model }])
     }
+    await runs(3)
     // Each time the broker refuses a channel, half as many have to be enough.
     assert.ok(few.reconnects <= 6, `${few.reconnects}`)
+    // For ten minutes: then the client asks for more again, with its next session.
+    const before = few.reconnects
+    const { now } = Date
+    Date.now = () => now() + 600_000
+    way.cut()
+    await runs(1)
+    Date.now = now
+    assert.ok(few.reconnects > before + 1, `${few.reconnects}, ${before}`)
     await few.close()
+    way.close()
+    const refused = await vramq.Client.connect(without).catch((error) => error)
+    assert.ok(refused instanceof vramq.ConnectError && !refused.retryable && /number of channels/.test(refused.message), `${refused}`)
     await worker.close()
   },
 

@@ -521,6 +521,19 @@ def refusals(url):
                 error = await raises_async(vramq.Disconnected, client.submit(MODEL, ["a"]))
                 assert error.retryable == (answer is goes_away) and answer[1] in str(error), error
             await client.close()
+        # Neither an operator nor a refused channel is the fault of the jobs in flight: none goes alone for that.
+        worker = await answering(url, "served", lambda _, inputs: [({}, [{"json": text} for text in inputs])])
+        for answer in (goes_away, (530, "NOT_ALLOWED - number of channels")):
+            way = ClosesAt(None, *answer)
+            async with vramq.AsyncClient(await way.leads_to(url)) as client:
+                client._publisher._open_alone = None
+                way.method = ClosesAt.PUBLISH
+                job = asyncio.ensure_future(client.run("served", ["a"], timeout=60))
+                while client.reconnects < 3 and not job.done():
+                    await asyncio.sleep(0.05)
+                way.method = None
+                assert (await job).outputs == ["a"]
+        await worker.close()
 
     asyncio.run(run())
 
@@ -541,7 +554,7 @@ class ClosesAt(Way):
     """A way to the broker that answers a method of the client's itself: by closing the connection or the channel, with this code and text."""
 
     START_OK, OPEN, CHANNEL_OPEN, QUEUE_DECLARE = b"\0\x0a\0\x0b", b"\0\x0a\0\x28", b"\0\x14\0\x0a", b"\0\x32\0\x0a"
-    CLOSE, CLOSE_OK, CHANNEL_CLOSE = b"\0\x0a\0\x32", b"\0\x0a\0\x33", b"\0\x14\0\x28"
+    CLOSE, CLOSE_OK, CHANNEL_CLOSE, PUBLISH = b"\0\x0a\0\x32", b"\0\x0a\0\x33", b"\0\x14\0\x28", b"\0\x3c\0\x28"
 
     def __init__(self, method, code, text):
         self.method, self.writers = method, []
@@ -745,6 +758,30 @@ def withdrawn_once_permitted(url):
 
 def unsent(url):
     """Jobs of callers that give up before the broker has them: there is nothing to withdraw."""
+    from vramq import _channels
+
+    async def late(client):
+        """Jobs whose time is over when their turn has come, or a little later. Returns those that were withdrawn or answered."""
+        withdrawn, add = set(), client._withdrawals.add
+        client._withdrawals.add = lambda job_id, secret: withdrawn.add(job_id) or add(job_id, secret)
+        unconfirmed_max, _channels.UNCONFIRMED_MAX = _channels.UNCONFIRMED_MAX, 1
+        for n in range(12):
+            jobs = [asyncio.ensure_future(client.run(MODEL, ["a"], id=f"{name}-{n}")) for name in ("before", "late")]
+            channel = client._session.jobs._by_key[MODEL]
+            while not channel.waiting:
+                await asyncio.sleep(0)
+            pending = client._jobs[f"late-{n}"]
+            while channel.waiting:
+                await asyncio.sleep(0)
+            for _ in range(n):
+                await asyncio.sleep(0)
+            pending._expire()
+            assert (await jobs[0]).outputs == ["a"]
+            await asyncio.wait(jobs)
+            if jobs[1].exception() is None:
+                withdrawn.add(pending.id)
+        _channels.UNCONFIRMED_MAX, client._withdrawals.add = unconfirmed_max, add
+        return withdrawn
 
     async def run():
         import aio_pika
@@ -762,7 +799,7 @@ def unsent(url):
         async with vramq.AsyncClient(url) as client:
             runs = [asyncio.ensure_future(client.run(MODEL, ["a"], id=f"{n}")) for n in range(500)]
             await asyncio.sleep(0)
-            while not client._session.jobs.may_have_sent(MODEL, "10"):
+            while not client._jobs["10"].may_have_sent():
                 await asyncio.sleep(0)
             for one in runs:
                 one.cancel()
@@ -774,13 +811,19 @@ def unsent(url):
                 await asyncio.sleep(0.05)
             assert 10 < len(seen) < 500, f"{len(seen)} were sent, and this shows nothing"
             assert withdrawn <= seen, f"{len(withdrawn - seen)} of {len(withdrawn)} withdrawn jobs were not sent"
+            withdrawn = await late(client)
+            await client.run(MODEL, ["b"], id="after those")
+            while "after those" not in seen:
+                await asyncio.sleep(0.05)
+            sent = {job_id for job_id in seen if job_id.startswith("late")}
+            assert withdrawn == sent and 0 < len(sent) < 12, (withdrawn, sent)
         await connection.close()
 
     asyncio.run(run())
 
 
 def silent(url):
-    """The queue of "slow" confirms nothing, until the line is printed: jobs for other models go on. Of 902 jobs for it 900 are sent."""
+    """The queue of "slow" confirms nothing, until the line is printed: jobs for other models go on. Of 903 jobs for it 900 are sent."""
     from vramq import _session
 
     async def run():
@@ -798,7 +841,11 @@ def silent(url):
             for job in (submitted[0], submitted[-1]):
                 job.cancel()
                 await raises_async(asyncio.CancelledError, job)
-            assert list(client._withdrawals._open) == ["0"], client._withdrawals._open
+            withdrawn = dict(client._withdrawals._open)
+            assert list(withdrawn) == ["0"], withdrawn
+            # That a job of the same id was sent before is nothing to a job that waits.
+            await raises_async(vramq.PublishTimeout, client.submit("slow", ["a"], id="0", timeout=0.1))
+            assert client._withdrawals._open == withdrawn, "a job that was not sent was withdrawn"
             async with crowded() as waiting:
                 assert not any(job.done() for job in submitted[1:-1])
                 print("answered", flush=True)
@@ -813,7 +860,7 @@ def silent(url):
             _session.CHANNELS_MAX = channels_max
             silent = asyncio.ensure_future(client.submit("slow", ["a"], id="silent"))
             await asyncio.sleep(0)
-            while not client._session.jobs.may_have_sent("slow", "silent"):
+            while not client._jobs["silent"].may_have_sent():
                 await asyncio.sleep(0.01)
             await raises_async(vramq.PublishTimeout, client.submit(MODEL, ["a"], timeout=0.1))
             waiting = [asyncio.ensure_future(client.run(MODEL, [f"{n}"])) for n in range(2)]
@@ -827,8 +874,11 @@ def silent(url):
     asyncio.run(run())
 
 
-def many_models(url, limited):
-    """More models than a client has channels; and `limited` is the URL of a user who has four channels."""
+def many_models(url, limited, without):
+    """More models than a client has channels; `limited` is the URL of a user who may have four channels, `without` that of one who may have
+    one, which leaves none for jobs."""
+    from vramq import _session
+
     models = [f"model-{n}" for n in range(70)]
 
     async def run():
@@ -843,7 +893,28 @@ def many_models(url, limited):
                 assert (await client.run(model, [model], timeout=60)).outputs == [model]
             # Each time the broker refuses a channel, half as many have to be enough.
             assert client.reconnects <= 6, client.reconnects
+            # For ten minutes: then the client asks for more again, with its next session.
+            client._connector._limited_until, before = 0, client.reconnects
+            client._session.lose("test")
+            for model in models[:12]:
+                assert (await client.run(model, [model], timeout=60)).outputs == [model]
+            assert client.reconnects > before + 1, (client.reconnects, before)
+        refused = await raises_async(vramq.ConnectError, vramq.AsyncClient(without).connect())
+        assert not refused.retryable and "number of channels" in str(refused), refused
+        await broken()
         await worker.close()
+
+    async def broken():
+        """Whatever is raised when a channel is opened or closed, the session is lost, and the next one has the job."""
+        async with vramq.AsyncClient(url) as client:
+            assert (await client.run(models[0], ["a"], timeout=60)).outputs == ["a"]
+            # A number that the first channel has.
+            free_number, _session._free_number = _session._free_number, lambda _: 1
+            assert (await client.run(models[1], ["a"], timeout=60)).outputs == ["a"] and client.reconnects == 1
+            _session._free_number = free_number
+            jobs = client._session.jobs
+            jobs._channels_max, jobs._by_key[models[1]].opened._channel = 1, None
+            assert (await client.run(models[2], ["a"], timeout=60)).outputs == ["a"] and client.reconnects == 2
 
     asyncio.run(run())
 

@@ -18,21 +18,44 @@ class NotSent(Exception):
     """The session was lost before the job was sent."""
 
 
+class Attempt:
+    """An attempt to publish a job. It ends when one of the futures `until` is done: a job that was not sent by then is never sent."""
+
+    def __init__(self, message, key, until):
+        self.key, self.until, self._message = key, until, message
+        # The channel that the job was given to.
+        self._given_to = None
+
+    async def give_to(self, channel):
+        if any(future.done() for future in self.until):
+            raise asyncio.TimeoutError
+        self._given_to = channel
+        return await channel.exchange.publish(self._message, routing_key=self.key, mandatory=True)
+
+    def may_have_sent(self):
+        """Whether the broker may have the job, and has not confirmed it. aiormq sends one after the other, and gives each a number then."""
+        if self._given_to is None:
+            return False
+        numbers = self._given_to.numbers
+        return numbers is None or self._message.message_id in numbers
+
+
 class JobChannels:
     """Publishes jobs, each on the channel of its key.
 
     A job has its turn on the channel until the broker has confirmed it, even if its caller has given up: it is unconfirmed until then.
     """
 
-    def __init__(self, open_channel, channels_max, lost, gone):
-        """`open_channel` opens a channel, or returns None if that has lost the session. `lost` and `gone` are those of the session."""
-        self._open_channel, self._channels_max, self._lost, self._gone = open_channel, channels_max, lost, gone
+    def __init__(self, first, open_channel, channels_max, lost, gone):
+        """`first` is the channel of the first key. `open_channel` opens another one, or returns None if that has lost the session. `lost`
+        and `gone` are those of the session."""
+        self._first, self._open_channel, self._channels_max, self._lost, self._gone = first, open_channel, channels_max, lost, gone
         # The key that was used longest ago is the first.
         self._by_key = OrderedDict()
         # Channels are opened one after the other, in the order in which their keys got their first jobs.
         self._opening = asyncio.Lock()
-        # A future while a key waits for the channel of another one. Open channels take no further jobs then, so that one of them is free
-        # soon.
+        # A future while a key waits for the channel of another one. Meanwhile no open channel takes a further job, whatever its key, so that
+        # one of them is free soon. `_make_room`, which waits for it, also sets it to None again.
         self._freed = None
         # The tasks of jobs that were sent and whose callers have given up.
         self._abandoned = set()
@@ -43,48 +66,45 @@ class JobChannels:
         """How many channels are open."""
         return sum(channel.opened is not None for channel in self._by_key.values())
 
-    async def publish(self, message, key, until):
+    async def publish(self, attempt):
         """Returns once the broker has confirmed the job. Raises as `Exchange.publish` of aio-pika, NotSent, and asyncio.TimeoutError when
-        one of the futures `until` is done first. A job that was not sent by then, or when the caller is cancelled, is never sent."""
-        task = asyncio.ensure_future(self._publish(message, key))
+        the attempt ends first. A job that was not sent when the caller is cancelled is never sent, either."""
+        task = asyncio.ensure_future(self._publish(attempt))
         # Whoever gives up does not ask for its error.
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
-            await asyncio.wait({task, *until}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, *attempt.until}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             is_late = not task.done()
             if is_late:
-                self._give_up(task, message, key)
+                self._give_up(task, attempt)
         if is_late:
             raise asyncio.TimeoutError
         if task.cancelled():
             raise ConnectionAbortedError("cancelled with its connection")
         return task.result()
 
-    def may_have_sent(self, key, job_id):
-        """Whether the broker may have a job that is being published. aiormq sends one after the other, and gives each a number then."""
-        channel = self._by_key.get(key)
-        if channel is None or channel.opened is None:
-            return False
-        return channel.opened.numbers is None or job_id in channel.opened.numbers
-
     def end(self):
         """Ends what waits for the broker although no caller does: aiormq 6 leaves some of it waiting for ever."""
-        for task in [*self._abandoned, *(channel.opening for channel in self._by_key.values())]:
+        opening = (channel.opening for channel in self._by_key.values() if channel.opening is not None)
+        for task in [*self._abandoned, *opening]:
             task.cancel()
 
-    def _give_up(self, task, message, key):
-        if self._gone.done() or not self.may_have_sent(key, message.message_id):
+    def _give_up(self, task, attempt):
+        if self._gone.done() or not attempt.may_have_sent():
             task.cancel()
         else:
             self._abandoned.add(task)
             task.add_done_callback(self._abandoned.discard)
 
-    async def _publish(self, message, key):
+    async def _publish(self, attempt):
+        key = attempt.key
         channel = self._by_key.get(key)
         if channel is None:
-            channel = self._by_key[key] = _Channel()
-            channel.opening = asyncio.ensure_future(self._open(key, channel))
+            channel = self._by_key[key] = _Channel(self._first)
+            self._first = None
+            if channel.opened is None:
+                channel.opening = asyncio.ensure_future(self._open(key, channel))
         self._by_key.move_to_end(key)
         await self._turn(channel)
         try:
@@ -92,7 +112,7 @@ class JobChannels:
                 await self._unless_lost(channel.opening)
             if self._lost.done():
                 raise NotSent
-            return await channel.opened.exchange.publish(message, routing_key=key, mandatory=True)
+            return await attempt.give_to(channel.opened)
         finally:
             channel.unconfirmed -= 1
             self._go_on(channel)
@@ -167,9 +187,9 @@ class JobChannels:
 class _Channel:
     """What a key has: its channel, and the jobs for it."""
 
-    def __init__(self):
-        # What `open_channel` has opened, None before that; and the task that opens it.
-        self.opened = self.opening = None
+    def __init__(self, opened):
+        # None before the task `opening` has opened it.
+        self.opened, self.opening = opened, None
         # How many jobs have their turn; and the futures of those that wait for it, in order.
         self.unconfirmed, self.waiting = 0, OrderedDict()
 

@@ -76,9 +76,10 @@ class Pending:
         self.id, self.model, self.assembly = job_id, model, _wire.Assembly(items)
         self.future, self.changed = loop.create_future(), asyncio.Event()
         self.confirmed, self.timeout, self.on_progress = False, timeout, on_progress
-        # Whether the broker may have it, from an earlier attempt or the present one; and what withdraws it, None if this client does not.
-        self.was_sent, self.is_being_sent = False, lambda: False
-        self.secret, self._withdrawals = secret, withdrawals
+        # Whether the broker may have it: from an earlier attempt to publish it, and from the present one.
+        self._was_sent, self.may_have_sent = False, lambda: False
+        # What withdraws it, None if this client does not; and whether its caller has given up on it.
+        self.secret, self._withdrawals, self._is_withdrawn = secret, withdrawals, False
         # Whether its replies still come although nobody waits for them, and the time of the event loop until when.
         self.is_forgotten, self.ends_at = False, math.inf if timeout is None else loop.time() + timeout
         timer = None if timeout is None else loop.call_at(self.ends_at, self._expire)
@@ -95,8 +96,20 @@ class Pending:
         self.changed.set()
 
     def withdraw(self):
-        """Takes the job back if it has not ended, and the broker may have it. The caller ends it next."""
-        if self.secret is not None and not self.future.done() and (self.was_sent or self.is_being_sent()):
+        """Takes the job back if it has not ended, as soon as the broker may have it. The caller ends it next."""
+        if not self.future.done():
+            self._is_withdrawn = True
+            if self._was_sent or self.may_have_sent():
+                self._publish_withdrawal()
+
+    def has_sent(self):
+        """The broker may have it from now on."""
+        self._was_sent = True
+        if self._is_withdrawn:
+            self._publish_withdrawal()
+
+    def _publish_withdrawal(self):
+        if self.secret is not None:
             secret, self.secret = self.secret, None
             self._withdrawals.add(self.id, secret)
 

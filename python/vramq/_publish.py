@@ -5,7 +5,7 @@ import asyncio
 from aiormq import exceptions as amqp
 
 from . import _wire
-from ._channels import NotSent
+from ._channels import Attempt, NotSent
 from ._session import LOST, in_own_task
 from .errors import (
     ConnectError, InvalidReply, JobFailed, JobTimeout, PublishRefused, PublishTimeout, QueueFull, Unroutable,
@@ -16,7 +16,8 @@ _BLAMES = (
     amqp.ChannelPreconditionFailed, amqp.ConnectionSyntaxError, amqp.ConnectionFrameError, amqp.ConnectionCommandInvalid,
     amqp.ConnectionUnexpectedFrame, amqp.ConnectionResourceError, amqp.ConnectionNotImplemented,
 )
-# An operator or a broker that shuts down closes connections with this code, whatever was published on them.
+# An operator or a broker that shuts down closes connections with this code, whatever was published on them. So it does over a channel more
+# than the user may have: ConnectionNotAllowed.
 _CONNECTION_FORCED = 320
 # So often a connection may be lost without a reason while a job is being published on it, before the job goes alone. It is never refused
 # for such losses: networks and brokers fail as well, and a broker that is short of memory lets jobs wait for long.
@@ -84,16 +85,19 @@ class Publisher:
 
 
 async def _publish_once(session, message, pending):
-    pending.is_being_sent = lambda: session.jobs.may_have_sent(pending.key, pending.id)
+    attempt = Attempt(message, pending.key, until=(pending.future, session.gone))
+    pending.may_have_sent = attempt.may_have_sent
     try:
-        await session.jobs.publish(message, pending.key, until=(pending.future, session.gone))
+        await session.jobs.publish(attempt)
+        pending.confirmed = True
+        pending.has_sent()
     except NotSent:
         # Whatever ended the session, it was not this job.
         raise Lost(is_forced=True) from None
     except asyncio.TimeoutError:
         if pending.future.done():
             return _ended(pending)
-        pending.was_sent = True
+        pending.has_sent()
         raise Lost(is_forced=_is_forced(session.fault)) from None
     except amqp.PublishError:
         raise Unroutable(f"no queue for model {pending.key!r}: is a worker for it configured? If its workers set a `key`, name it.") from None
@@ -104,15 +108,20 @@ async def _publish_once(session, message, pending):
         raise Unroutable(f"no exchange {_wire.JOBS_EXCHANGE}: was a worker ever started on this virtual host?") from None
     except (amqp.AMQPError, *LOST) as error:
         session.lose(f"publish: {error!r}")
-        pending.was_sent = True
+        pending.has_sent()
         if _is_about_all_jobs(error):
             text = f"the broker refuses jobs for exchange {_wire.JOBS_EXCHANGE}: {error}"
             raise PublishRefused(text) from None
         raise Lost(str(error) if isinstance(error, _BLAMES) else None, _is_forced(error) or _is_forced(session.fault)) from None
-    pending.confirmed = pending.was_sent = True
+    finally:
+        # It may have been sent after the withdrawal was asked for.
+        if attempt.may_have_sent():
+            pending.has_sent()
 
 
 def _is_forced(error):
+    if isinstance(error, amqp.ConnectionNotAllowed):
+        return True
     return isinstance(error, amqp.ConnectionClosed) and bool(error.args) and error.args[0] == _CONNECTION_FORCED
 
 

@@ -29,6 +29,8 @@ CLOSE_S = 3
 SILENT_S = 0.2
 # In this time those who use a lost connection learn why from aiormq. Version 6 leaves some of them waiting for ever.
 LOST_S = 1
+# For so long no more channels are opened than the broker allowed its user, all connections together.
+LIMITED_FOR_S = 600
 
 # AMQP's codes for a login that is refused, and for a virtual host that does not exist or that this user may not use. With others a broker
 # closes connections because it goes away, or because a part of it is down: 320 CONNECTION_FORCED, 541 INTERNAL_ERROR.
@@ -122,8 +124,8 @@ class Connector:
             self._ssl_context.load_verify_locations(cafile=ca)
         self._reply_queue, self._expires_ms, self._take, self._missed = reply_queue, expires_ms, take, missed
         self._had_queue = False
-        # Fewer than the default after the broker has refused a further channel.
-        self._channels_max = CHANNELS_MAX
+        # After the broker has refused a further channel: how many there may be, and until when, as the time of the event loop.
+        self._channels_limit, self._limited_until = CHANNELS_MAX, 0
         # The queue was not there, and that is not told yet.
         self._is_missed = False
 
@@ -181,24 +183,18 @@ class Connector:
 
     async def _open_jobs(self, url, session, name):
         connection = await self._connect(url, session, name)
-        session.jobs = JobChannels(lambda: self._open_channel(session, connection), self._channels_max, session.lost, session.gone)
+        # If the broker refuses also the first one, nothing can be published.
+        first = await _JobChannel.open(session, connection)
+        is_limited = asyncio.get_running_loop().time() < self._limited_until
+        channels_max = self._channels_limit if is_limited else CHANNELS_MAX
+        session.jobs = JobChannels(first, lambda: _open_channel(session, connection), channels_max, session.lost, session.gone)
         session.lost.add_done_callback(lambda _: self._heed_limit(session))
 
-    async def _open_channel(self, session, connection):
-        """A channel for jobs; None if there is none, which loses the session."""
-        try:
-            channel = await in_own_task(connection.channel(_free_number(connection), publisher_confirms=True, on_return_raises=True))
-            return await _JobChannel.of(channel, session.watch(channel, "jobs"))
-        except (AMQPError, *LOST) as error:
-            if isinstance(error, ConnectionClosed):
-                session.fault = session.fault or error
-            session.lose(f"open a channel: {error!r}")
-            return None
-
     def _heed_limit(self, session):
-        # The broker allows no further channel: from now on half as many have to be enough. Others of this user may need some, too.
+        # The broker allows no further channel: for now half as many have to be enough. Others of this user may need some, too.
         if isinstance(session.fault, ConnectionNotAllowed) and session.jobs.count > 0:
-            self._channels_max = max(1, session.jobs.count // 2)
+            self._channels_limit = max(1, session.jobs.count // 2)
+            self._limited_until = asyncio.get_running_loop().time() + LIMITED_FOR_S
 
     async def _connect(self, url, session, what):
         options = {"ssl_context": self._ssl_context} if self._ssl_context else {}
@@ -223,21 +219,37 @@ class Connector:
 class _JobChannel:
     """A channel on which jobs are published."""
 
-    def __init__(self, channel, numbers, exchange, end_watch):
-        self._channel, self._end_watch = channel, end_watch
+    def __init__(self, session, channel, numbers, exchange):
+        self._session, self._channel, self._end_watch = session, channel, session.watch(channel, "jobs")
         # By id the numbers of the jobs that were sent and are not confirmed; None if aiormq does not say.
         self.numbers, self.exchange = numbers, exchange
 
     @classmethod
-    async def of(cls, channel, end_watch):
+    async def open(cls, session, connection):
+        channel = await connection.channel(_free_number(connection), publisher_confirms=True, on_return_raises=True)
         numbers = getattr(await channel.get_underlay_channel(), "message_id_delivery_tag", None)
         # Not declared, and not asked for: publishers need no permission but to write to it.
         exchange = await channel.get_exchange(_wire.JOBS_EXCHANGE, ensure=False)
-        return cls(channel, numbers, exchange, end_watch)
+        return cls(session, channel, numbers, exchange)
 
     async def close(self):
+        """Closes it. Where that fails, the session is lost."""
         self._end_watch()
-        await in_own_task(self._channel.close())
+        try:
+            await in_own_task(self._channel.close())
+        except Exception as error:  # Whatever it is: it is not about the job that needs another channel.
+            self._session.lose(f"close a channel: {error!r}")
+
+
+async def _open_channel(session, connection):
+    """A further channel for jobs; None if there is none, which loses the session."""
+    try:
+        return await in_own_task(_JobChannel.open(session, connection))
+    except Exception as error:  # Whatever it is: nobody else would open the channel.
+        if isinstance(error, ConnectionClosed):
+            session.fault = session.fault or error
+        session.lose(f"open a channel: {error!r}")
+        return None
 
 
 def _free_number(connection):

@@ -48,10 +48,12 @@ class Withdrawals:
         self._task = self._changed = self._published = self._channel = self._exchange = self._of = None
         # The session in which the broker did not take the last attempt, and the error that the log has last.
         self._refused = self._logged = None
-        self._is_closing = False
+        self._is_closing = self._is_stopped = False
 
     def add(self, job_id, secret):
         """Withdraws a job until `ended` names it."""
+        if self._is_stopped:
+            return
         if len(self._open) >= WITHDRAWN_MAX:
             self.ended(next(iter(self._open)))
         loop = asyncio.get_running_loop()
@@ -87,6 +89,7 @@ class Withdrawals:
             await self.stop()
 
     async def stop(self):
+        self._is_stopped = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -200,13 +200,17 @@ async fn succeeds_beside_silence(
 }
 
 async fn there_may_be_more_models_than_channels(env: &mut TestEnv, node: &Node) -> Result<()> {
-    node.ctl(&["add_user", "small", "small"]).await?;
-    node.ctl(&["set_permissions", "-p", &env.vhost.name, "small", ".*", ".*", ".*"]).await?;
-    node.ctl(&["set_user_limits", "small", r#"{"max-channels": 4}"#]).await?;
-    let limited = env.url.replace("guest:guest@", "small:small@");
+    let mut limited = Vec::new();
+    for (user, channels) in [("small", 4), ("tiny", 1)] {
+        node.ctl(&["add_user", user, user]).await?;
+        node.ctl(&["set_permissions", "-p", &env.vhost.name, user, ".*", ".*", ".*"]).await?;
+        node.ctl(&["set_user_limits", user, &format!(r#"{{"max-channels": {channels}}}"#)]).await?;
+        limited.push(env.url.replace("guest:guest@", &format!("{user}:{user}@")));
+    }
     let folder = tempfile::tempdir()?;
-    for mut scenario in scenarios(&folder, "many_models", &env.url)? {
-        scenario.arg(&limited);
+    let oldest_python = python::scenario_with("VRAMQ_TEST_PACKAGE_OLDEST", "many_models", &env.url)?;
+    for mut scenario in scenarios(&folder, "many_models", &env.url)?.into_iter().chain([oldest_python]) {
+        scenario.args(&limited);
         succeeds(scenario).await?;
     }
     Ok(())
