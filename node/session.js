@@ -15,7 +15,7 @@ export const SILENT_MS = 200
 const LOST_MS = 1000
 // What a timer of Node.js can wait, 24 days; more would be no wait at all.
 export const TIMER_MS_MAX = 2 ** 31 - 1
-// For so long no more channels are opened than the broker allowed its user, all connections together.
+// For so long half as many channels are opened, after the broker has refused one.
 const LIMITED_FOR_MS = 600_000
 
 // What the broker says when it refuses a login, or what the user may not do. Of what else it says, and amqplib repeats, nothing is a

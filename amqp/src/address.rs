@@ -7,6 +7,7 @@ use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 pub use connect::ConnectError;
 use lapin::uri::{AMQPScheme, AMQPUri};
@@ -196,6 +197,17 @@ impl Address {
         Self { first: self.hosts.iter().position(is_it).or(self.first), ..self.clone() }
     }
 
+    /// The same address, each host of which has at most this time to answer.
+    #[must_use]
+    pub fn answering_within(mut self, time: Duration) -> Self {
+        let at_most_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        for host in &mut self.hosts {
+            let ms = &mut host.uri.query.connection_timeout;
+            *ms = Some(ms.map_or(at_most_ms, |ms| ms.min(at_most_ms)));
+        }
+        self
+    }
+
     /// How many hosts it has, at least one.
     pub fn host_count(&self) -> usize {
         self.hosts.len()
@@ -282,6 +294,20 @@ mod tests {
         let first =
             |name: &str, port| address.starting_with(&BrokerHost { name: name.to_owned(), port }).first;
         assert_eq!([first("b", 7), first("b", 5672), first("c", 5672)], [Some(1), Some(2), None]);
+    }
+
+    #[test]
+    fn a_host_has_the_shorter_of_two_times() {
+        for (query, ms) in
+            [("", 3_000), ("?connection_timeout=1000", 1_000), ("?connection_timeout=5000", 3_000)]
+        {
+            let address: Address = format!("amqp://a,b/%2f{query}").parse().unwrap();
+            let address = address.answering_within(Duration::from_secs(3));
+            assert!(
+                address.hosts.iter().all(|host| host.uri.query.connection_timeout == Some(ms)),
+                "{query}"
+            );
+        }
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub fn reply_code(error: &lapin::Error) -> Option<u16> {
     }
 }
 
-/// Whether the broker refused because it has no such queue or exchange.
+/// Whether the broker refused because it has no such queue or exchange, or the queue's node is down.
 pub fn is_missing(error: &lapin::Error) -> bool {
     reply_code(error) == Some(NOT_FOUND)
 }

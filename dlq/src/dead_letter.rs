@@ -154,7 +154,7 @@ impl DeadLetter {
         self.number(header).map_or(0, |n| n.try_into().unwrap_or(u32::MAX))
     }
 
-    /// Identifies it. Computed from all of it, its body included.
+    /// Identifies it. Computed from all that an import restores, its body included.
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::of(&self.queue, &self.properties, &self.headers, &self.body)
     }

@@ -66,7 +66,7 @@ pub(crate) struct PendingLetter {
 
 /// What became of a dead letter that was to be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Taken {
+pub(crate) enum Started {
     /// [`Destination::settled`] will return it.
     Pending,
     /// It stays in its queue, for this reason.
@@ -157,7 +157,7 @@ impl<'a> Destination<'a> {
     ///
     /// # Errors
     /// The archive cannot be written.
-    pub(crate) fn take(&mut self, unacked: Unacked, kind: &Kind) -> Result<Taken, Error> {
+    pub(crate) fn take(&mut self, unacked: Unacked, kind: &Kind) -> Result<Started, Error> {
         let Unacked { letter, tag, .. } = unacked;
         let results = *kind == Kind::Results;
         let token = PendingLetter { fingerprint: letter.fingerprint(), tag, results };
@@ -169,7 +169,7 @@ impl<'a> Destination<'a> {
                 };
                 match message {
                     Ok(message) => publisher.publish(token, message),
-                    Err(cannot_publish) => return Ok(Taken::Kept(cannot_publish.to_string())),
+                    Err(cannot_publish) => return Ok(Started::Kept(cannot_publish.to_string())),
                 }
                 if let Some(limit) = rate_limit {
                     limit.sent();
@@ -180,7 +180,7 @@ impl<'a> Destination<'a> {
                 pending.push(token);
             }
         }
-        Ok(Taken::Pending)
+        Ok(Started::Pending)
     }
 
     /// Waits until some dead letters are stored, or cannot be.

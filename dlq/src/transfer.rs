@@ -7,7 +7,7 @@ mod report;
 use std::fmt;
 use std::time::Duration;
 
-use after_lease::{Next, Progress, after_lease};
+use after_lease::{Next, Remaining, after_lease};
 use in_flight::{AnsweredJob, InFlight, LeaseEnd};
 pub use report::TransferReport;
 use serde_json::Value;
@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::access::Access;
 use crate::audit_log::{AuditLog, End};
-use crate::destination::{Destination, PendingLetter, Taken, Target};
+use crate::destination::{Destination, PendingLetter, Started, Target};
 use crate::error::Error;
 use crate::plan::{Claim, Claims, Kind, Plan};
 use crate::queue_lock::QueueLock;
@@ -142,8 +142,8 @@ impl Transfer<'_> {
         }
     }
 
-    fn progress(&self, claims: &Claims) -> Progress {
-        Progress { left: claims.left(), delivered: self.report.delivered.len() }
+    fn progress(&self, claims: &Claims) -> Remaining {
+        Remaining { left: claims.left(), delivered: self.report.delivered.len() }
     }
 
     /// Reads the queue once, for at most [`LEASE_MAX`].
@@ -212,7 +212,7 @@ impl Transfer<'_> {
                 in_flight.delivered(pending, self.report, self.on_moved);
             }
             Claim::Take(kind) => {
-                if let Taken::Kept(reason) = self.destination.take(unacked, &kind)? {
+                if let Started::Kept(reason) = self.destination.take(unacked, &kind)? {
                     self.report.kept.push((fingerprint, reason));
                 }
             }

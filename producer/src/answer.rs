@@ -27,6 +27,6 @@ pub struct Answer {
     pub worker: String,
     /// Milliseconds that the job waited, from publishing to its first pass, as that worker reports.
     pub queued_ms: u64,
-    /// Milliseconds from the first pass to the end of the last, as that worker reports.
+    /// Milliseconds from the first pass until that worker wrote its last reply, as it reports.
     pub ran_ms: u64,
 }

@@ -15,7 +15,7 @@ pub enum ConnectError {
     Credentials(InvalidCredentials),
     #[error("cannot reach the broker at {broker}: {error}")]
     Unreachable { broker: String, error: String },
-    /// The broker answered with a refusal: wrong credentials, no such vhost, no permission for the reply queue.
+    /// The broker answered with a refusal: wrong credentials, no such vhost, no permission for the reply queue, no channel left of those that the user may have.
     #[error("the broker at {broker} refuses: {error}")]
     Refused { broker: String, error: String },
     #[error("the broker at {broker} did not answer within {after:?}")]

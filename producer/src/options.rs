@@ -38,9 +38,10 @@ pub struct Options {
     /// For jobs whose [`SubmitOptions::timeout`] is `None`. `None`: no limit.
     pub timeout: Option<Duration>,
     /// How long one attempt to connect may take for each host of the URL, 10 s by default. An attempt opens two connections with their
-    /// handshakes, a channel on each, and the reply queue. A single host has at most `connection_timeout` of the URL for its handshake.
+    /// handshakes (one without replies), a channel on each, and the reply queue. `connection_timeout` of the URL may give a host less for its
+    /// handshake.
     pub connect_timeout: Duration,
-    /// How long to try to get a lost connection back before everything in flight fails. `None`: for ever.
+    /// How long to try to get a lost connection back before everything in flight fails. An attempt that has begun is not cut short. `None`: for ever.
     pub reconnect_for: Option<Duration>,
     /// Whether everything in flight fails when the broker has refused for about 10 s to let the client reconnect (403): the user is gone, or
     /// has another password, or fewer permissions for queues. If not, the client tries again until `reconnect_for` is over, because a password

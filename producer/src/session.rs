@@ -73,7 +73,11 @@ pub(crate) struct Replies {
 
 impl Connector {
     pub(crate) fn new(options: Options) -> Result<Self, ConnectError> {
-        let address = options.address()?;
+        let mut address = options.address()?;
+        if address.host_count() > 1 {
+            // Whatever the URL allows a host: one that is silent leaves time for the next.
+            address = address.answering_within(options.connect_timeout);
+        }
         let reply_queue = match &options.adopt {
             Some(queue) => Some(ShortString::try_new(queue.as_str()).map_err(|_| ConnectError::Refused {
                 broker: address.to_string(),

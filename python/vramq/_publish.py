@@ -16,8 +16,8 @@ _BLAMES = (
     amqp.ChannelPreconditionFailed, amqp.ConnectionSyntaxError, amqp.ConnectionFrameError, amqp.ConnectionCommandInvalid,
     amqp.ConnectionUnexpectedFrame, amqp.ConnectionResourceError, amqp.ConnectionNotImplemented,
 )
-# An operator or a broker that shuts down closes connections with this code, whatever was published on them. So it does over a channel more
-# than the user may have: ConnectionNotAllowed.
+# An operator or a broker that shuts down closes connections with this code, whatever was published on them. With 530
+# (ConnectionNotAllowed) it closes them over a channel more than the user may have.
 _CONNECTION_FORCED = 320
 # So often a connection may be lost without a reason while a job is being published on it, before the job goes alone. It is never refused
 # for such losses: networks and brokers fail as well, and a broker that is short of memory lets jobs wait for long.

@@ -29,7 +29,7 @@ CLOSE_S = 3
 SILENT_S = 0.2
 # In this time those who use a lost connection learn why from aiormq. Version 6 leaves some of them waiting for ever.
 LOST_S = 1
-# For so long no more channels are opened than the broker allowed its user, all connections together.
+# For so long half as many channels are opened, after the broker has refused one.
 LIMITED_FOR_S = 600
 
 # AMQP's codes for a login that is refused, and for a virtual host that does not exist or that this user may not use. With others a broker

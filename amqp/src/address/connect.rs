@@ -91,10 +91,10 @@ impl Address {
         let tls = OwnedTLSConfig { identity: secrets.identity.clone(), cert_chain: self.ca_pem.clone() };
         let connecting = Connection::connect_uri_with_config(uri, properties, tls, runtime);
         // lapin bounds neither the TCP connection nor the handshake.
-        let mut silence = Silence { was_silent, has_answered: false };
+        let mut guard = AnswerGuard { was_silent, has_answered: false };
         let connected = tokio::time::timeout(connect_timeout, connecting).await;
-        silence.has_answered = connected.is_ok();
-        drop(silence);
+        guard.has_answered = connected.is_ok();
+        drop(guard);
         connected.unwrap_or_else(|_| Err(io_error(no_answer()))).map_err(|error| {
             if is_no_tls(&error) {
                 io_error(io::Error::new(io::ErrorKind::InvalidData, NO_TLS))
@@ -106,12 +106,12 @@ impl Address {
 }
 
 /// Notes on drop whether a host was silent. So it also notes a host at which the caller has given up before our own time limit.
-struct Silence<'a> {
+struct AnswerGuard<'a> {
     was_silent: &'a AtomicBool,
     has_answered: bool,
 }
 
-impl Drop for Silence<'_> {
+impl Drop for AnswerGuard<'_> {
     fn drop(&mut self) {
         self.was_silent.store(!self.has_answered, Ordering::Relaxed);
     }

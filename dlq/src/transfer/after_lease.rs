@@ -6,7 +6,7 @@ const CHECKS_MAX: u32 = 10;
 
 /// How far a transfer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Progress {
+pub(super) struct Remaining {
     /// Dead letters that are still to be taken.
     pub(super) left: usize,
     /// Results that their reply queue has. They are progress even if they are to be taken again, because their job stays.
@@ -31,8 +31,8 @@ pub(super) enum Next {
 /// What follows a reading that began at `before`, ended at `after`, and removed so many dead letters that had been acknowledged before.
 /// `has_settled`: any reading has transferred a dead letter. `checks` is how many checks were decided on.
 pub(super) fn after_lease(
-    before: Progress,
-    after: Progress,
+    before: Remaining,
+    after: Remaining,
     removed: usize,
     has_settled: bool,
     checks: u32,
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn what_follows_a_reading() {
-        let progress = |(left, delivered)| Progress { left, delivered };
+        let progress = |(left, delivered)| Remaining { left, delivered };
         // Before, after: what is left, and how many results are delivered. Then removed, has_settled, checks.
         for (before, after, removed, has_settled, checks, expected) in [
             // It took something, and something is left.
