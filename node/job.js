@@ -80,6 +80,8 @@ export class Pending {
   // not.
   constructor({ id, model, key, items, timeoutMs, onProgress, signal, withdrawals, secret, encoding }) {
     Object.assign(this, { id, model, key, timeoutMs, onProgress, withdrawals, secret, encoding, assembly: new Assembly(items) })
+    // For messages.
+    this.destination = key === model ? `model ${model}` : `model ${model} with key ${key}`
     this.result = new Promise((resolve, reject) => Object.assign(this, { resolve, reject }))
     // When the job has ended, one way or the other. It also keeps Node.js from reporting an error that no caller asks for.
     this.over = this.result.then(() => {}, () => {})

@@ -91,13 +91,13 @@ async function publishOnce(session, pending, body, properties) {
   if (!outcome || pending.ended) return undefined
   // Whatever ended the session, it was not this job.
   if (outcome.isUnsent) return { isForced: true }
-  if (outcome.returned) throw new Unroutable(`no queue for model ${pending.key}: is a worker for it configured? If its workers set a \`key\`, name it.`)
+  if (outcome.returned) throw new Unroutable(`no queue for ${pending.destination}: is a worker for it configured? If its workers set a \`key\`, name it.`)
   if (!outcome.error) {
     pending.confirmed = true
     return undefined
   }
   // amqplib's words for a nack; every other error means that the channel is gone.
-  if (outcome.error.message === 'message nacked') throw new QueueFull(`the queue of model ${pending.key} is full; try again later`)
+  if (outcome.error.message === 'message nacked') throw new QueueFull(`the queue of ${pending.destination} is full; try again later`)
   session.lose()
   const { fault } = session
   if (fault?.code === NOT_FOUND) throw new Unroutable(`no exchange ${JOBS_EXCHANGE}: was a worker ever started on this virtual host?`)

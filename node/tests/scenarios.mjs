@@ -322,7 +322,7 @@ const scenarios = {
     const missing = await client.run('nobody', ['a']).catch((error) => error)
     assert.ok(missing instanceof vramq.Unroutable && missing.retryable, `${missing}`)
     // The key alone says where a job goes.
-    await assert.rejects(client.run(MODEL, ['a'], { key: 'nobody' }), vramq.Unroutable)
+    await assert.rejects(client.run(MODEL, ['a'], { key: 'nobody' }), (error) => error instanceof vramq.Unroutable && error.message.includes(`model ${MODEL} with key nobody:`))
     assert.deepEqual((await client.run(MODEL, ['a'], { key: MODEL })).outputs, [{ json: 'a' }])
     const itself = {}
     itself.itself = itself

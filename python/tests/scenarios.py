@@ -410,7 +410,7 @@ def failures(url):
         missing = raises(vramq.Unroutable, client.run, "nobody", ["a"])
         assert missing.retryable and "nobody" in str(missing)
         # The key alone says where a job goes.
-        assert "nobody" in str(raises(vramq.Unroutable, client.run, MODEL, ["a"], key="nobody"))
+        assert f"model {MODEL!r} with key 'nobody':" in str(raises(vramq.Unroutable, client.run, MODEL, ["a"], key="nobody"))
         assert client.run(MODEL, ["a"], key=MODEL).outputs == ["a"]
         for wrong in ([], ["x" * (16 << 20)], ["x"] * 65_537, [1], [None], ["\ud800"], None, 7):
             raises(vramq.InvalidJob, client.run, MODEL, wrong)

@@ -74,6 +74,8 @@ class Pending:
         # The routing key: the model's name, unless its workers have another.
         self.key = model if key is None else _wire.checked_name(key, "key")
         self.id, self.model, self.assembly = job_id, model, _wire.Assembly(items)
+        # For messages.
+        self.destination = f"model {model!r}" if self.key == model else f"model {model!r} with key {self.key!r}"
         self.future, self.changed = loop.create_future(), asyncio.Event()
         self.confirmed, self.timeout, self.on_progress = False, timeout, on_progress
         # Whether the broker may have it: from an earlier attempt to publish it, and from the present one.

@@ -100,9 +100,9 @@ async def _publish_once(session, message, pending):
         pending.has_sent()
         raise Lost(is_forced=_is_forced(session.fault)) from None
     except amqp.PublishError:
-        raise Unroutable(f"no queue for model {pending.key!r}: is a worker for it configured? If its workers set a `key`, name it.") from None
+        raise Unroutable(f"no queue for {pending.destination}: is a worker for it configured? If its workers set a `key`, name it.") from None
     except amqp.DeliveryError:
-        raise QueueFull(f"the queue of model {pending.key!r} is full; try again later") from None
+        raise QueueFull(f"the queue of {pending.destination} is full; try again later") from None
     except amqp.ChannelNotFoundEntity:
         session.lose("the broker closed the channel")
         raise Unroutable(f"no exchange {_wire.JOBS_EXCHANGE}: was a worker ever started on this virtual host?") from None
