@@ -1,8 +1,9 @@
 //! Finds the job over which the broker closes a channel or the connection, so that it is not published again for ever. Pure.
 //!
-//! The broker does not say which of the jobs in flight it was. So all of them are isolated: they are published again one at a time, and the
-//! next time it is the one in flight. An isolated job without an outcome may have a queue that does not answer. After some time it holds up
-//! only the isolated jobs for the same queue.
+//! The broker does not say which of the jobs in flight it was. So all of them are isolated: each is published again while no other job is in
+//! flight. When the broker closes the channel or the connection again, the job in flight is the faulty one.
+//!
+//! The queue of an isolated job may not answer. Such a job holds up all others for a limited time, and then only the jobs of its key.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

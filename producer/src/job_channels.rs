@@ -1,9 +1,9 @@
 //! Jobs between [`Client::submit`](crate::Client::submit) and the outcome of publishing. They survive the loss of a session: unconfirmed
 //! jobs are published again.
 //!
-//! Each routing key that has jobs has a channel. For RabbitMQ registers a channel with a quorum queue before it publishes the channel's first
-//! message there. If the queue has lost its majority, that takes up to 65 s, in which RabbitMQ reads nothing else from the channel. So a queue
-//! that does not answer holds up the jobs for it, and no others.
+//! Each routing key that has jobs has a channel of its own while there are enough. The reason: RabbitMQ registers a channel with a quorum
+//! queue before it publishes the channel's first message there. If the queue has lost its majority, that takes up to 65 s, in which RabbitMQ
+//! reads nothing else from the channel. With a channel for each key, a queue that does not answer holds up only the jobs for it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
