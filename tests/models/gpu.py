@@ -60,9 +60,9 @@ class OnGpu(vramq.Model):
         return {"device": self.device, "visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "pid": os.getpid()}
 
     def do_take(self, rest):
-        """Takes MiB, and gives them back. The worker looks every 20 ms."""
+        """Takes MiB, and gives them back. The worker looks every 20 ms; a busy machine may keep it from that for a while."""
         taken = self.cuda.take(int(rest) * MIB)
-        time.sleep(0.3)
+        time.sleep(1.5)
         self.cuda.give(taken)
         return {"pid": os.getpid()}
 
