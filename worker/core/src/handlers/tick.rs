@@ -19,6 +19,7 @@ impl Core {
         self.read_overdue_successors();
         self.watch_memory(reading);
         self.watch_time(reading);
+        self.end_overdue_fetches();
         self.health.tick(self.now.at);
         self.watch_isolation();
         self.count_queues();
