@@ -20,6 +20,7 @@ impl Core {
         self.watch_memory(reading);
         self.watch_time(reading);
         self.end_overdue_fetches();
+        self.publish_due_parts();
         self.health.tick(self.now.at);
         self.watch_isolation();
         self.count_queues();

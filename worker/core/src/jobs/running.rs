@@ -26,7 +26,8 @@ use crate::scheduling::Waiting;
 /// the caller progress every few hundred texts, and far below the largest body.
 pub(crate) const PART_BYTES_MIN: usize = 1024 * 1024;
 
-/// A finished item is published at the latest this long after the last part, so that the caller of a long job sees progress.
+/// Once the last part is so old, a part is published for any finished item, so that the caller of a long job sees progress. The core looks
+/// for such parts when a pass ends, and every second.
 const PART_AFTER: Duration = Duration::from_secs(1);
 
 /// Why a job takes part in no more passes here.
