@@ -108,7 +108,7 @@ impl Running {
             queue: self.received.queue,
             caller: self.received.delivery.caller.clone(),
             hint: self.hint(),
-            exclusive: self.headers.exclusive || self.received.is_last_try(),
+            exclusive: self.is_exclusive(),
             tried_at_ms: self.headers.history.first().map_or(0, |attempt| attempt.at_ms),
             isolated: self.is_isolated,
             items,
@@ -119,6 +119,11 @@ impl Running {
     /// The most items of a pass that this job joins.
     pub(crate) fn hint(&self) -> Option<u32> {
         [self.headers.batch_hint, self.items_max].into_iter().flatten().min()
+    }
+
+    /// Whether its passes need the device to themselves.
+    pub(crate) fn is_exclusive(&self) -> bool {
+        self.headers.exclusive || self.received.is_last_try()
     }
 
     /// The disk had no room for more items of it in a pass.
