@@ -174,6 +174,7 @@ impl Core {
             let Some(received) = self.jobs.take_received(job) else { continue };
             let outcome = JobOutcome::unfinished(received.reached(), Cause::Unfinished);
             self.settle(received.settle(outcome, self.now.at));
+            self.quarantine.cuts_fetches();
         }
     }
 }
