@@ -20,7 +20,7 @@ const STORE_WAITS_MAX: u32 = 64;
 impl Core {
     /// A job refers to inputs in these stores: has them fetched, unless the stores did not answer this caller's jobs lately.
     pub(crate) fn referring(&mut self, job: JobKey, stores: Vec<StoreIndex>) {
-        let Some(mut received) = self.take_unless_withdrawn(job) else { return };
+        let Some(mut received) = self.take_unless_given_up(job) else { return };
         let now = self.now.at;
         if received.is_expired(now) {
             let outcome = JobOutcome::dead_letter(received.reached(), Rejection::expired());
