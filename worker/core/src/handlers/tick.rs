@@ -1,5 +1,5 @@
-//! Time passes: the checks of every second (the device, its memory, the time that jobs have been held, the queues), and timers that
-//! are due.
+//! Time passes: the checks of every second (the device, its memory, the time that jobs have been held, parts that are due, the queues), and
+//! timers that are due.
 
 use std::time::Duration;
 

@@ -64,7 +64,7 @@ pub(crate) struct Running {
     progress: Progress,
     preparation: Preparation,
     passes: Passes,
-    /// When the last part was made.
+    /// When the last part or, before it, the first pass was made.
     part_at: Instant,
     /// The most items of the job in a pass, after the disk had no room for more.
     items_max: Option<u32>,
