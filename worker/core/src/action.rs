@@ -54,7 +54,7 @@ pub enum Action {
     GiveBack { job: JobKey },
     /// Have the broker dead-letter a delivery. Answer: `NackSent`.
     Reject { job: JobKey },
-    /// Forget a job's body, items and outputs: the broker has all of it. No answer.
+    /// Forget a job, which has ended here or is redelivered. No answer.
     Release { job: JobKey },
     /// Answer an operator's command with its progress. After the `last` answer the request is over. No answer event.
     Answer { request: RequestId, answer: Answer, text: String, last: bool },
