@@ -39,8 +39,7 @@ pub struct StoredJob {
     channel: ChannelId,
     tag: DeliveryTag,
     pub summary: Arc<Summary>,
-    /// `None` once the broker has everything about the job.
-    pub payload: Option<Payload>,
+    pub payload: Payload,
 }
 
 /// The contents of a job.
@@ -135,7 +134,7 @@ impl JobStore {
             progress: None,
             unconfirmed: Unconfirmed::default(),
         };
-        self.jobs.insert(key, StoredJob { model, channel, tag, summary, payload: Some(payload) });
+        self.jobs.insert(key, StoredJob { model, channel, tag, summary, payload });
         (key, received)
     }
 
@@ -144,23 +143,16 @@ impl JobStore {
     }
 
     pub fn payload(&self, key: JobKey) -> Option<&Payload> {
-        self.jobs.get(&key)?.payload.as_ref()
+        Some(&self.jobs.get(&key)?.payload)
     }
 
     pub fn payload_mut(&mut self, key: JobKey) -> Option<&mut Payload> {
-        self.jobs.get_mut(&key)?.payload.as_mut()
+        Some(&mut self.jobs.get_mut(&key)?.payload)
     }
 
-    /// Drops a job's contents; keeps what settling needs.
-    pub fn release(&mut self, key: JobKey) {
-        if let Some(job) = self.jobs.get_mut(&key) {
-            job.payload = None;
-        }
-    }
-
-    /// Removes a job that is settled.
-    pub fn remove(&mut self, key: JobKey) -> Option<StoredJob> {
-        self.jobs.remove(&key)
+    /// Removes a job that has ended here.
+    pub fn remove(&mut self, key: JobKey) {
+        self.jobs.remove(&key);
     }
 
     /// The session is closed, and the broker redelivers what was not acknowledged.

@@ -42,9 +42,9 @@ pub enum Action {
     Prepare { job: JobKey, cost: usize },
     /// Run a pass. Answer: `PassEnded`.
     Run(PassOrder),
-    /// End a pass whose outputs nobody needs any more. The device's thread does not begin it; a program that runs it is asked to
-    /// stop, and killed if it does not. `PassEnded` follows, with `Skipped`, with `Cancelled`, or as it ended by itself. May come
-    /// more than once for a pass.
+    /// End a pass early: nobody needs its outputs any more, or half of a drain's time is over. The device's thread does not begin it; a
+    /// program that runs it is asked to stop, and killed if it does not. `PassEnded` follows, with `Skipped`, with `Cancelled`, or as it
+    /// ended by itself. May come more than once for a pass.
     CancelPass { pass: PassId, model: ModelIndex },
     /// Publish something about a job and wait for the confirm. Answer: `Published`.
     Publish { job: JobKey, publication: Publication },
@@ -54,7 +54,7 @@ pub enum Action {
     GiveBack { job: JobKey },
     /// Have the broker dead-letter a delivery. Answer: `NackSent`.
     Reject { job: JobKey },
-    /// Forget a job's body, items and outputs: the broker has all of it. No answer.
+    /// Forget a job, which has ended here or is redelivered. No answer.
     Release { job: JobKey },
     /// Answer an operator's command with its progress. After the `last` answer the request is over. No answer event.
     Answer { request: RequestId, answer: Answer, text: String, last: bool },

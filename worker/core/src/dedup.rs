@@ -53,6 +53,11 @@ impl DedupCache {
         Size::of("remembered messages", self.order.len().max(self.known.len()), REMEMBERED_MAX)
     }
 
+    /// Everything is remembered for so much longer.
+    pub(crate) fn postpone(&mut self, time: Duration) {
+        self.known.values_mut().for_each(|entry| entry.at += time);
+    }
+
     /// Takes over what another one remembers.
     pub(crate) fn absorb(&mut self, other: Self) {
         let Self { known, order, .. } = other;

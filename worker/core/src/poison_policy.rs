@@ -110,6 +110,11 @@ impl SessionLosses {
         self.0.push_back(now);
     }
 
+    /// When the last one was lost or, once the session after it has begun, when that was.
+    pub(crate) fn last(&self) -> Option<Instant> {
+        self.0.back().copied()
+    }
+
     /// A session begins. Only from now on can jobs come back. True if it follows a lost session.
     pub(crate) fn begin(&mut self, now: Instant) -> bool {
         let last = self.0.back_mut();

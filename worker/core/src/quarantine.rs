@@ -129,7 +129,7 @@ impl Quarantine {
         self.isolation = Some(Isolation { model, since: now, has_begun: false, cut_fetches: false });
     }
 
-    /// Records that the isolation interrupted fetches of inputs.
+    /// Records that fetches of inputs were interrupted: by the isolation, if there is one.
     pub(crate) fn cuts_fetches(&mut self) {
         if let Some(isolation) = &mut self.isolation {
             isolation.cut_fetches = true;

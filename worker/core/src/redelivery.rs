@@ -41,8 +41,12 @@ impl Redelivery {
         [&self.settled_now, &self.settled_before, &self.given_back].map(DedupCache::size)
     }
 
-    /// True if the session follows a lost one.
+    /// True if the session follows a lost one. Nothing was redelivered since that one ended, so what is remembered has not become older.
     pub(crate) fn session_opened(&mut self, now: Instant) -> bool {
+        let lost_at = self.losses.last().unwrap_or(now);
+        let away = now.saturating_duration_since(lost_at);
+        self.settled_before.postpone(away);
+        self.given_back.postpone(away);
         self.losses.begin(now)
     }
 
@@ -128,6 +132,8 @@ fn are_of_processes(headers: &JobHeaders) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use vramq_schemas::{Attempt, Reason};
 
     use super::*;
@@ -203,6 +209,25 @@ mod tests {
         redelivery.session_lost(None, now);
         let published_again = Delivery { redelivered: false, ..again(JobHeaders::default()) };
         assert!(!redelivery.take_settlement(&published_again, now), "a new job");
+    }
+
+    /// The broker has the acks or not: it cannot redeliver anything before the next session.
+    #[test]
+    fn while_the_broker_is_away_nothing_is_forgotten() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut redelivery = redelivery();
+        redelivery.session_opened(start);
+        redelivery.remember_end(MESSAGE, End::Replied, start);
+        redelivery.remember_end(MESSAGE, End::GivenBack, start);
+        redelivery.session_lost(None, at(60));
+        redelivery.session_opened(at(3660));
+        let are_known = |redelivery: &Redelivery, now| {
+            [redelivery.settled_before.contains(MESSAGE, now), redelivery.given_back.contains(MESSAGE, now)]
+        };
+        // A minute of the five was over.
+        assert_eq!(are_known(&redelivery, at(3660 + 240)), [true; 2]);
+        assert_eq!(are_known(&redelivery, at(3660 + 241)), [false; 2]);
     }
 
     #[test]

@@ -36,8 +36,8 @@ pub trait Executor: Send + Sync + fmt::Debug {
     /// Shows which pass runs.
     fn active_pass(&self) -> &ActivePass;
 
-    /// Ends a pass as soon as possible, because its outputs are not needed any more. Does not block; `on_end` is called as usual. Ignores a
-    /// pass that has ended.
+    /// Ends a pass as soon as possible; outputs that are finished by then count. Does not block; `on_end` is called as usual. Ignores a pass
+    /// that has ended.
     fn cancel(&self, pass: PassId);
 }
 

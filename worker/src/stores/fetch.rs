@@ -19,8 +19,8 @@ use super::{MEMORY_UNIT, Place, Store, Stores, Wanted, of_item, stores_of};
 /// The most inputs of one job that are fetched at a time, so that a job with many does not block a store's other fetches.
 const FETCHES_PER_JOB: usize = 4;
 
-/// How long fetching all inputs of a job may take, including the wait for memory and for other jobs' fetches. This is far less than a job
-/// may be held; after it another worker may be faster.
+/// How long fetching all inputs of a job may take, including the wait for memory and for other jobs' fetches. After it another worker may
+/// be faster. The core ends a fetch earlier if the job may not be held for so long.
 const JOB_MAX: Duration = Duration::from_secs(300);
 
 /// How many bytes are read at a time.

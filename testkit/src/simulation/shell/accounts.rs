@@ -109,8 +109,12 @@ impl Shell {
             Some(0) => !stored.store_failed || tried > 0,
             // The decision may have been made before.
             Some(1) => {
-                let lacked_store =
-                    stored.store_failed || stored.may_wait_unfetched || self.fell_silent(env, stored);
+                // The worker waits for inputs no longer than it may hold a job.
+                let is_overdue = !stored.is_decoded && env.now > stored.delivered_at + self.hold_limit(env);
+                let lacked_store = stored.store_failed
+                    || stored.may_wait_unfetched
+                    || is_overdue
+                    || self.fell_silent(env, stored);
                 tried == 0 && (lacked_store || stored.had_no_room_alone)
             }
             _ => false,

@@ -148,11 +148,11 @@ impl Shell {
                 || (fitted == 0 && items > hint)
                 || items > own;
             let crashes = headers.crashes;
-            // The next death of a program dead-letters the job, so nothing else may cause that death.
+            // The next death of a program dead-letters the job, so nothing else may cause that death, in none of its passes.
             let is_last_try =
                 stored.consumer.is_some() && crashes.saturating_add(1) >= CRASHES_MAX && of_programs(headers);
-            let asks_for_device = headers.exclusive || is_last_try;
-            let (number, is_shared) = (stored.job.0, fitted == 0 && asks_for_device && !order.exclusive);
+            let asks_for_device = is_last_try || (headers.exclusive && fitted == 0);
+            let (number, is_shared) = (stored.job.0, asks_for_device && !order.exclusive);
             if crashes >= SUSPECT_AFTER && jobs.len() > 1 {
                 env.ledger.fail("a job that may crash workers runs alone, and not for ever", || {
                     format!(

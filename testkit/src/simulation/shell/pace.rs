@@ -269,11 +269,16 @@ impl Shell {
         }
     }
 
+    /// How long the worker may hold a job, as far as it knows the broker's timeout.
+    pub(super) fn hold_limit(&self, env: &Env) -> Micros {
+        let learned = self.learned_timeout.map_or(Micros::MAX, |timeout| timeout * 8 / 10);
+        env.plan.job_limit.min(learned)
+    }
+
     /// A consumer starts. Checks that the broker lets it hold jobs for longer than the worker does.
     pub(super) fn check_hold(&self, env: &mut Env, hold_max: Duration) {
         let most = u64::try_from(hold_max.as_micros()).unwrap_or(u64::MAX);
-        let learned = self.learned_timeout.map_or(Micros::MAX, |timeout| timeout * 8 / 10);
-        let limit = env.plan.job_limit.min(learned);
+        let limit = self.hold_limit(env);
         let asked = (limit * 10 / 8).max(limit + 60 * SECOND);
         if most.abs_diff(asked) > MILLI {
             let who = self.life.worker;

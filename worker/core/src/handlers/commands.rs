@@ -7,7 +7,7 @@ use crate::Core;
 use crate::action::{Action, Answer};
 use crate::disposition::JobOutcome;
 use crate::ids::{JobKey, RequestId};
-use crate::jobs::{Running, StopReason};
+use crate::jobs::{Received, Running, StopReason};
 use crate::rejection::Rejection;
 
 /// The longest filter for logs.
@@ -97,17 +97,25 @@ impl Core {
         if !self.jobs.has_id(&id) {
             return self.answer(request, Answer::NotHere, "this worker holds no job of that id");
         }
-        let jobs = self.jobs.running_where(|_, job| job.received.delivery.id.as_deref() == Some(&id));
+        let is_meant = |received: &Received| received.delivery.id.as_deref() == Some(id.as_str());
+        let jobs = self.jobs.running_where(|_, job| is_meant(&job.received));
+        let unread = self.waiting_unread(is_meant);
         if !self.session.commands_mut().cancel(id, request) {
             return self.answer(request, Answer::Refused, "too many cancellations at a time: try again");
         }
         let text = "the worker holds the job, and will stop it".to_owned();
         self.act(Action::Answer { request, answer: Answer::Requested, text, last: false });
+        // Those that are being read end when that is done.
+        for job in unread {
+            if let Some(received) = self.take_unread(job) {
+                self.end_cancelled_unread(received);
+            }
+        }
         jobs.into_iter().for_each(|job| self.cancel_job(job));
     }
 
     /// Drops a job's waiting items, for an operator. Its passes in flight are cancelled or waited for, and their outputs dropped.
-    pub(crate) fn cancel_job(&mut self, job: JobKey) {
+    fn cancel_job(&mut self, job: JobKey) {
         let withdrawn = self.jobs.running(job).is_some_and(Running::is_withdrawn);
         if !withdrawn {
             self.stop_job(job, StopReason::Cancelled);
@@ -135,14 +143,29 @@ impl Core {
         let Some(running) = self.jobs.running(job) else { return };
         let id = running.received.delivery.id.clone();
         let headers = JobHeaders { items_done: running.items_done(), ..running.headers.clone() };
-        let rejection = Rejection::new(Reason::Cancelled, "an operator cancelled the job");
-        self.dead_letter(job, JobOutcome::dead_letter(headers, rejection));
-        if !self.jobs.running_where(|_, job| job.received.delivery.id == id).is_empty() {
+        self.dead_letter(job, JobOutcome::dead_letter(headers, cancelled()));
+        self.answer_stopped(id.as_deref());
+    }
+
+    /// Ends a cancelled job that is not read yet.
+    pub(crate) fn end_cancelled_unread(&mut self, received: Received) {
+        let (id, outcome) = (received.delivery.id.clone(), received.rejected(cancelled()));
+        self.settle(received.settle(outcome, self.now.at));
+        self.answer_stopped(id.as_deref());
+    }
+
+    /// A job was stopped for an operator. Answers those who cancelled it, unless another job with this id still waits or runs.
+    fn answer_stopped(&mut self, id: Option<&str>) {
+        if !self.jobs.running_where(|_, job| job.received.delivery.id.as_deref() == id).is_empty() {
             return;
         }
-        for request in self.session.commands_mut().stopped(id.as_deref()) {
+        for request in self.session.commands_mut().stopped(id) {
             let text = "the job is stopped: no pass of it waits or runs".to_owned();
             self.act(Action::Answer { request, answer: Answer::Stopped, text, last: false });
         }
     }
+}
+
+fn cancelled() -> Rejection {
+    Rejection::new(Reason::Cancelled, "an operator cancelled the job")
 }

@@ -7,7 +7,7 @@ use super::test_worker::{CHANNEL, Worker};
 use crate::action::{Action, Answer, Publication, SessionEnd};
 use crate::device::PassError;
 use crate::event::{Delivery, Event, PassResult, PublicationOutcome};
-use crate::ids::{JobKey, RequestId};
+use crate::ids::{JobKey, RequestId, StoreIndex};
 
 const CONFIRMED: PublicationOutcome = PublicationOutcome::Confirmed { messages: 1 };
 
@@ -171,6 +171,36 @@ fn a_cancellation_is_stopped_when_the_last_job_of_the_id_is() {
     let ended = worker.ends(&pass, PassResult::Cancelled, vec![None]);
     let stopped = "the job is stopped: no pass of it waits or runs";
     assert_eq!(answers(&ended), [(1, Answer::Stopped, stopped, false)]);
+}
+
+/// A store may take minutes.
+#[test]
+fn a_cancelled_job_does_not_wait_for_its_inputs() {
+    let mut worker = Worker::new();
+    worker.arrives(1, worker.source(), JobHeaders::default());
+    worker.apply(Event::Referring { job: JobKey(1), stores: vec![StoreIndex(0)] });
+    let cancelled = worker.command(1, cancel("1"));
+    let expected = [
+        (1, Answer::Requested, "the worker holds the job, and will stop it", false),
+        (1, Answer::Stopped, "the job is stopped: no pass of it waits or runs", false),
+    ];
+    assert_eq!(answers(&cancelled), expected);
+    assert_eq!(dead_letters(&cancelled), [(JobKey(1), Reason::Cancelled)]);
+    assert!(worker.apply(Event::Fetched { job: JobKey(1), result: Ok(()) }).is_empty(), "it comes too late");
+}
+
+#[test]
+fn a_job_that_was_cancelled_while_it_was_read_is_not_sent_elsewhere() {
+    let mut worker = Worker::new();
+    for key in [1, 2] {
+        worker.arrives(key, worker.source(), JobHeaders::default());
+    }
+    let requested = worker.command(1, cancel("1"));
+    let text = "the worker holds the job, and will stop it";
+    assert_eq!(answers(&requested), [(1, Answer::Requested, text, false)]);
+    let moved = |job| Event::Moved { job: JobKey(job), key: "larger".to_owned() };
+    assert_eq!(dead_letters(&worker.apply(moved(1))), [(JobKey(1), Reason::Cancelled)]);
+    assert!(dead_letters(&worker.apply(moved(2))).is_empty(), "another job");
 }
 
 /// One of its passes has failed and waits for a health probe, and its first part is on its way.

@@ -184,7 +184,7 @@ impl Core {
     }
 
     pub(crate) fn decoded(&mut self, job: JobKey, result: Result<DecodedJob, Rejection>) {
-        let Some(received) = self.take_unless_withdrawn(job) else { return };
+        let Some(received) = self.take_unless_given_up(job) else { return };
         let decoded = match result {
             Ok(_) if received.is_expired(self.now.at) => Err(Rejection::expired()),
             result => result,
@@ -196,10 +196,7 @@ impl Core {
                 self.settle(received.settle(outcome, self.now.at));
             }
             Err(rejection) => {
-                let outcome = match &received.delivery.headers {
-                    Some(_) => JobOutcome::dead_letter_unrun(received.reached(), rejection),
-                    None => JobOutcome::DeadLetter { headers: None, rejection },
-                };
+                let outcome = received.rejected(rejection);
                 self.settle(received.settle(outcome, self.now.at));
             }
         }
@@ -207,7 +204,7 @@ impl Core {
 
     /// A rule of the model wants other workers to run the job: publishes it to them, unrun.
     pub(crate) fn moved(&mut self, job: JobKey, key: String) {
-        let Some(received) = self.take_unless_withdrawn(job) else { return };
+        let Some(received) = self.take_unless_given_up(job) else { return };
         let headers = received.reached();
         let error = format!(
             "a rule of the model moves the job to the routing key `{key}`, and no queue is bound with it"
@@ -280,14 +277,11 @@ impl Core {
             Source::Quarantine => {}
         }
         self.scheduler.push(model, running.waiting(with_indices(running.items_done(), costs)));
-        let is_cancelled = self.session.commands().is_cancelled(running.received.delivery.id.as_deref());
         self.jobs.insert(Job::Running(Box::new(running)));
         if source == Source::Quarantine && self.scheduler.is_probed(&self.models[model.0]) {
             self.health.probe_before(model);
         }
-        if is_cancelled {
-            self.cancel_job(job);
-        } else if self.lifecycle.requeues_all() {
+        if self.lifecycle.requeues_all() {
             self.requeue_unfinished(job);
         }
         self.prepare_more(job);

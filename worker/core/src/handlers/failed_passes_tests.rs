@@ -377,6 +377,19 @@ fn the_last_try_of_a_job_that_kills_its_process_has_the_device_to_itself() {
     assert!(!order.exclusive && order.items == [(JobKey(3), ItemIndex(0))], "{order:?}");
 }
 
+/// It ran out of memory once, so each pass that fits lets its further passes grow. They still have the device to themselves.
+#[test]
+fn all_passes_of_a_last_try_have_the_device_to_themselves() {
+    let mut worker = Worker::new();
+    let headers = JobHeaders { attempt: 1, batch_hint: Some(1), ..lost_with(&[PROCESS_LOST; 4]) };
+    worker.job(1, 2, worker.source(), headers);
+    for item in 0..2 {
+        let order = worker.pass();
+        assert!(order.exclusive && order.items == [(JobKey(1), ItemIndex(item))], "{order:?}");
+        worker.ends(&order, PassResult::Done, vec![Some(10)]);
+    }
+}
+
 /// One cause, for example a reset of the GPU, may end several processes at once. The job gets one crash, however many of its passes were
 /// running.
 #[test]

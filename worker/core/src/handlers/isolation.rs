@@ -18,9 +18,6 @@ impl Core {
             "not consuming: quarantined jobs run next, one at a time, once the unacknowledged jobs have ended"
         );
         self.quarantine.isolate(model, self.now.at);
-        if !self.jobs.fetching_where(|_| true).is_empty() {
-            self.quarantine.cuts_fetches();
-        }
         self.requeue_large();
         self.adjust_consumers();
     }

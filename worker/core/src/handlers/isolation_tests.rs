@@ -6,8 +6,8 @@ use vramq_schemas::JobHeaders;
 
 use crate::action::{Action, PassOrder, Publication, Route};
 use crate::event::{Event, PassResult, PublicationOutcome, QueueCount, QueueCounts, Source};
-use crate::handlers::test_worker::{MODEL, Worker, consumers, requeued};
-use crate::ids::JobKey;
+use crate::handlers::test_worker::{CHANNEL, MODEL, Worker, consumers, requeued};
+use crate::ids::{JobKey, StoreIndex};
 
 const CONFIRMED: PublicationOutcome = PublicationOutcome::Confirmed { messages: 1 };
 
@@ -152,6 +152,28 @@ fn a_long_quarantined_job_does_not_keep_the_worker_from_others() {
     let [(JobKey(1), headers, Route::Quarantine)] = &back[..] else { panic!("{back:?}") };
     assert_eq!((headers.items_done as usize, headers.crashes, headers.attempt), (done, 2, 0));
     assert!(done > 0 && done < 100);
+}
+
+/// The job was being read when the isolation began. Next time its fetch has a minute.
+#[test]
+fn an_isolation_that_interrupted_a_fetch_is_followed_by_the_next_after_a_minute() {
+    let mut worker = Worker::new();
+    worker.arrives(1, worker.source(), JobHeaders::default());
+    let stopping = worker.counts(1);
+    let actions = worker.apply(Event::Referring { job: JobKey(1), stores: vec![StoreIndex(0)] });
+    assert!(matches!(actions[..], [Action::Fetch { .. }]), "{actions:?}");
+    assert_eq!(requeued_jobs(&worker.consumers_end(&stopping)), [JobKey(1)]);
+    worker.apply(Event::Published { job: JobKey(1), outcome: CONFIRMED });
+    worker.apply(Event::Idle);
+    let acked = worker.apply(Event::AcksSent { channel: CHANNEL, sent: vec![true] });
+    assert!(takes_quarantined(&acked), "{acked:?}");
+    worker.apply(Event::QuarantineEmpty { model: MODEL });
+    let isolates =
+        |actions: &[Action]| actions.iter().any(|action| matches!(action, Action::StopConsumer { .. }));
+    worker.now += Duration::from_secs(59);
+    assert!(!isolates(&worker.counts(1)));
+    worker.now += Duration::from_secs(1);
+    assert!(isolates(&worker.counts(1)));
 }
 
 #[test]

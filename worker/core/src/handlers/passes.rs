@@ -232,8 +232,8 @@ impl Core {
             }
             if let Some(running) = self.jobs.running_mut(job).filter(|running| running.headers.attempt > 0) {
                 running.grow_hint(items);
-                let hint = running.hint();
-                self.scheduler.relax(pass.model, job, hint);
+                let (hint, exclusive) = (running.hint(), running.is_exclusive());
+                self.scheduler.relax(pass.model, job, hint, exclusive);
             }
             self.advance(job);
         }

@@ -20,7 +20,7 @@ const STORE_WAITS_MAX: u32 = 64;
 impl Core {
     /// A job refers to inputs in these stores: has them fetched, unless the stores did not answer this caller's jobs lately.
     pub(crate) fn referring(&mut self, job: JobKey, stores: Vec<StoreIndex>) {
-        let Some(mut received) = self.take_unless_withdrawn(job) else { return };
+        let Some(mut received) = self.take_unless_given_up(job) else { return };
         let now = self.now.at;
         if received.is_expired(now) {
             let outcome = JobOutcome::dead_letter(received.reached(), Rejection::expired());
@@ -151,6 +151,22 @@ impl Core {
         JobOutcome::requeue(headers, Route::Later(wait), cause)
     }
 
+    /// Every second: ends the fetches of jobs that were held for as long as a job may be. These jobs wait at the broker. Held for longer,
+    /// they would cost the session when the broker's `consumer_timeout` is over, and other callers' jobs would be redelivered, too.
+    pub(crate) fn end_overdue_fetches(&mut self) {
+        let (now, limit) = (self.now.at, self.time_limits.job());
+        let is_overdue = |received: &Received| now.saturating_duration_since(received.at) > limit;
+        for job in self.jobs.fetching_where(is_overdue) {
+            let Some(received) = self.jobs.take_received(job) else { continue };
+            let error = format!(
+                "the job's inputs were not fetched within {} s, the longest that a job may be held: see worker.job_s",
+                limit.as_secs_f64()
+            );
+            let outcome = self.wait_for_store(&received, Rejection::new(Reason::StoreUnavailable, error));
+            self.settle(received.settle(outcome, now));
+        }
+    }
+
     /// Requeues the jobs whose inputs are being fetched, because a fetch may take longer than there is time. Like other unfinished jobs
     /// they wait until our own consumers cannot receive them again.
     pub(crate) fn requeue_fetching(&mut self) {
@@ -158,6 +174,7 @@ impl Core {
             let Some(received) = self.jobs.take_received(job) else { continue };
             let outcome = JobOutcome::unfinished(received.reached(), Cause::Unfinished);
             self.settle(received.settle(outcome, self.now.at));
+            self.quarantine.cuts_fetches();
         }
     }
 }

@@ -107,6 +107,28 @@ fn a_drain_waits_for_no_store() {
     assert_eq!(requeued(&actions).len(), 1, "{actions:?}");
 }
 
+/// The broker's `consumer_timeout` would end the session over a job that is held for longer.
+#[test]
+fn a_fetch_ends_when_its_job_was_held_for_as_long_as_a_job_may_be() {
+    let mut worker = fetching(JobHeaders::default());
+    worker.now += Duration::from_secs(600);
+    assert!(requeued(&worker.quiet_tick()).is_empty());
+    worker.now += Duration::from_secs(1);
+    let (job, next, route) = requeued(&worker.quiet_tick()).pop().expect("it waits");
+    assert!(matches!(route, Route::Later(_)), "{route:?}");
+    assert_eq!((job, next.store_waits, next.attempt), (JOB, 1, 0));
+    assert!(worker.apply(Event::Fetched { job: JOB, result: Ok(()) }).is_empty(), "it comes too late");
+
+    // With the last of its waits it ends, and says for how long the fetch was waited for.
+    let headers = JobHeaders { store_waits: STORE_WAITS_MAX, ..JobHeaders::default() };
+    let mut worker = fetching(headers);
+    worker.now += Duration::from_secs(601);
+    let actions = worker.quiet_tick();
+    let (_, rejection) = dead_letter(&actions).expect("it is given up");
+    assert_eq!(rejection.reason, Reason::StoreUnavailable);
+    assert!(rejection.error.contains("not fetched within 600 s"), "{rejection:?}");
+}
+
 #[test]
 fn a_drain_requeues_a_job_with_unfetched_inputs_to_the_queue_that_it_came_from() {
     for (source, back_to) in

@@ -42,8 +42,8 @@ const PUBLISHED_WITHIN: f64 = 0.95 / 0.8;
 const DRAIN_RESERVE: f64 = 0.2;
 
 impl Core {
-    /// Takes a job's next step, after outputs arrived, a part was published, or a pass ended. Only one part of a job is in flight at a
-    /// time, so that parts arrive in order.
+    /// Takes a job's next step, after outputs arrived, a part was published or is due, or a pass ended. Only one part of a job is in flight
+    /// at a time, so that parts arrive in order.
     pub(crate) fn advance(&mut self, job: JobKey) {
         let Some(running) = self.jobs.running(job) else { return };
         let may_requeue = self.may_requeue_unfinished(running.received.delivery.model);
@@ -63,6 +63,13 @@ impl Core {
             NextStep::Reply => self.conclude(job, JobOutcome::Reply),
             NextStep::PublishPart => self.publish_part(job),
         }
+    }
+
+    /// Every second: publishes finished items that their callers have waited for. The job's next pass may take minutes.
+    pub(crate) fn publish_due_parts(&mut self) {
+        let now = self.now.at;
+        let due = self.jobs.running_where(|_, job| job.has_part(now));
+        due.into_iter().for_each(|job| self.advance(job));
     }
 
     fn publish_part(&mut self, job: JobKey) {

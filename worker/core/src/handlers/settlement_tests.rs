@@ -17,6 +17,28 @@ const JOB: JobKey = JobKey(1);
 /// Bytes of more than one part.
 const LARGE: usize = 2 * 1024 * 1024;
 
+/// The first pass takes half a second, the next one minutes.
+#[test]
+fn a_finished_item_is_published_after_a_second_although_the_next_pass_goes_on() {
+    let mut worker = Worker::one_by_one();
+    worker.job(JOB.0, 16, worker.source(), JobHeaders::default());
+    let first = worker.pass();
+    worker.now += Duration::from_millis(500);
+    let actions = worker.ends(&first, PassResult::Done, vec![Some(10); 8]);
+    assert!(replied(&actions).is_empty(), "{actions:?}");
+    let second = worker.pass();
+    worker.now += Duration::from_millis(400);
+    assert!(replied(&worker.quiet_tick()).is_empty(), "a second has not passed");
+    worker.now += Duration::from_millis(100);
+    assert_eq!(replied(&worker.quiet_tick()), [(JOB, 8, false)]);
+    worker.now += Duration::from_secs(5);
+    assert!(replied(&worker.quiet_tick()).is_empty(), "the part is in flight, and nothing new is finished");
+    let outcome = PublicationOutcome::Confirmed { messages: 1 };
+    assert!(replied(&worker.apply(Event::Published { job: JOB, outcome })).is_empty());
+    let actions = worker.ends(&second, PassResult::Done, vec![Some(10); 8]);
+    assert_eq!(replied(&actions), [(JOB, 8, true)]);
+}
+
 /// The queue was deleted after it had taken some replies of the part.
 #[test]
 fn a_dead_letter_counts_the_items_of_a_part_that_the_caller_has() {

@@ -43,7 +43,7 @@ impl Core {
     }
 
     fn read_held(&mut self, job: JobKey) {
-        let Some(received) = self.take_unless_withdrawn(job) else { return };
+        let Some(received) = self.take_unless_given_up(job) else { return };
         self.read(received);
     }
 }

@@ -1,5 +1,5 @@
-//! Time passes: the checks of every second (the device, its memory, the time that jobs have been held, the queues), and timers that
-//! are due.
+//! Time passes: the checks of every second (the device, its memory, the time that jobs have been held, parts that are due, the queues), and
+//! timers that are due.
 
 use std::time::Duration;
 
@@ -19,6 +19,8 @@ impl Core {
         self.read_overdue_successors();
         self.watch_memory(reading);
         self.watch_time(reading);
+        self.end_overdue_fetches();
+        self.publish_due_parts();
         self.health.tick(self.now.at);
         self.watch_isolation();
         self.count_queues();

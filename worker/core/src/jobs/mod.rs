@@ -19,6 +19,7 @@ use crate::disposition::JobOutcome;
 use crate::event::{DecodedJob, Delivery, Now, Source};
 use crate::ids::{Fingerprint, JobKey, ModelIndex, QueueIndex, StoreIndex};
 use crate::observation::{End, Settled};
+use crate::rejection::Rejection;
 use crate::sizes::Size;
 
 /// A job's fetch of inputs.
@@ -108,6 +109,14 @@ impl Received {
         let mut headers = self.delivery.headers.clone().unwrap_or_default();
         headers.crashes = self.crashes();
         headers
+    }
+
+    /// The outcome of a job that ends as a dead letter without having run here.
+    pub(crate) fn rejected(&self, rejection: Rejection) -> JobOutcome {
+        match self.delivery.headers {
+            Some(_) => JobOutcome::dead_letter_unrun(self.reached(), rejection),
+            None => JobOutcome::DeadLetter { headers: None, rejection },
+        }
     }
 
     /// Workers and processes that were lost while they held it, before this delivery.

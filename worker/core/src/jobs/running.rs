@@ -26,7 +26,8 @@ use crate::scheduling::Waiting;
 /// the caller progress every few hundred texts, and far below the largest body.
 pub(crate) const PART_BYTES_MIN: usize = 1024 * 1024;
 
-/// A finished item is published at the latest this long after the last part, so that the caller of a long job sees progress.
+/// Once the last part is so old, a part is published for any finished item, so that the caller of a long job sees progress. The core looks
+/// for such parts when a pass ends, and every second.
 const PART_AFTER: Duration = Duration::from_secs(1);
 
 /// Why a job takes part in no more passes here.
@@ -63,7 +64,7 @@ pub(crate) struct Running {
     progress: Progress,
     preparation: Preparation,
     passes: Passes,
-    /// When the last part was made.
+    /// When the last part or, before it, the first pass was made.
     part_at: Instant,
     /// The most items of the job in a pass, after the disk had no room for more.
     items_max: Option<u32>,
@@ -107,7 +108,7 @@ impl Running {
             queue: self.received.queue,
             caller: self.received.delivery.caller.clone(),
             hint: self.hint(),
-            exclusive: self.headers.exclusive || self.received.is_last_try(),
+            exclusive: self.is_exclusive(),
             tried_at_ms: self.headers.history.first().map_or(0, |attempt| attempt.at_ms),
             isolated: self.is_isolated,
             items,
@@ -118,6 +119,11 @@ impl Running {
     /// The most items of a pass that this job joins.
     pub(crate) fn hint(&self) -> Option<u32> {
         [self.headers.batch_hint, self.items_max].into_iter().flatten().min()
+    }
+
+    /// Whether its passes need the device to themselves.
+    pub(crate) fn is_exclusive(&self) -> bool {
+        self.headers.exclusive || self.received.is_last_try()
     }
 
     /// The disk had no room for more items of it in a pass.

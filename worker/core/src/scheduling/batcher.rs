@@ -150,11 +150,11 @@ impl Batcher {
         }
     }
 
-    /// A pass of a job fitted: the job's waiting items get this hint and no longer need the device to themselves.
-    pub(crate) fn relax(&mut self, key: JobKey, hint: Option<u32>) {
+    /// A pass of a job fitted. Sets the hint of the job's waiting items, and whether they still need the device to themselves.
+    pub(crate) fn relax(&mut self, key: JobKey, hint: Option<u32>, exclusive: bool) {
         if let Some(mut job) = self.jobs.remove(&key) {
             let was_alone = job.is_alone();
-            (job.hint, job.exclusive) = (hint, false);
+            (job.hint, job.exclusive) = (hint, exclusive);
             if was_alone && !job.is_alone() {
                 self.unqueue(&job);
                 self.queue(&job, Position::Before);

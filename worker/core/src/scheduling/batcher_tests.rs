@@ -131,11 +131,11 @@ fn exclusive_jobs_go_in_the_order_of_their_first_attempts() {
 fn a_job_that_fitted_may_share_passes_again() {
     let mut batcher = batcher(100);
     batcher.push(Waiting { exclusive: true, hint: Some(1), ..job(1, &[1, 1]) });
-    batcher.relax(JobKey(1), None);
+    batcher.relax(JobKey(1), None, false);
     batcher.push(job(2, &[1]));
     assert_eq!(first_shape(&batcher).map(|(_, exclusive)| exclusive), Some(false));
     assert_eq!(jobs_of(&pass(&mut batcher)), [1, 2]);
-    batcher.relax(JobKey(1), Some(3));
+    batcher.relax(JobKey(1), Some(3), false);
     assert_eq!(batcher.waiting(), 0);
 }
 
@@ -144,7 +144,7 @@ fn a_job_that_may_share_passes_already_keeps_its_place_when_it_fits() {
     let mut batcher = batcher(1);
     batcher.push(job(1, &[1]));
     batcher.push(job(2, &[1]));
-    batcher.relax(JobKey(2), None);
+    batcher.relax(JobKey(2), None, false);
     assert_eq!([pass(&mut batcher), pass(&mut batcher)], [[(1, 0)], [(2, 0)]]);
 }
 

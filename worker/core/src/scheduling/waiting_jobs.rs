@@ -26,9 +26,9 @@ impl Scheduler {
         self.batchers[model.0].extend(job);
     }
 
-    /// A pass of a job fitted: the job's waiting items get this hint and no longer need the device to themselves.
-    pub(crate) fn relax(&mut self, model: ModelIndex, job: JobKey, hint: Option<u32>) {
-        self.batchers[model.0].relax(job, hint);
+    /// A pass of a job fitted: see [`Batcher::relax`].
+    pub(crate) fn relax(&mut self, model: ModelIndex, job: JobKey, hint: Option<u32>, exclusive: bool) {
+        self.batchers[model.0].relax(job, hint, exclusive);
     }
 
     /// Puts items of a pass back, before all others: see [`Batcher::put_back`].

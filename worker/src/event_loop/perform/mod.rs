@@ -64,7 +64,7 @@ impl EventLoop {
             Action::Ack { channel, frames } => self.ack(channel, &frames),
             Action::GiveBack { job } => self.nack(job, true),
             Action::Reject { job } => self.nack(job, false),
-            Action::Release { job } => self.jobs.release(job),
+            Action::Release { job } => self.jobs.remove(job),
             Action::Answer { request, answer, text, last } => self.answer(request, answer, text, last),
             Action::SetLog { request, directives } => self.set_log(request, &directives),
             Action::SaveLimits => self.context.limits_writer.save(self.core.learned_limits()),

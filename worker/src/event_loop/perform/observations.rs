@@ -10,7 +10,7 @@ use crate::event_loop::EventLoop;
 use crate::observability::status_board::Status;
 
 impl EventLoop {
-    pub(crate) fn observe(&mut self, observation: Observation) {
+    pub(crate) fn observe(&self, observation: Observation) {
         let meters = &self.context.meters;
         let of = |model: vramq_core::ids::ModelIndex| &meters.models[model.0];
         match observation {
@@ -62,8 +62,8 @@ impl EventLoop {
         }
     }
 
-    fn settled(&mut self, settled: &Settled) {
-        let job = self.jobs.remove(settled.job);
+    fn settled(&self, settled: &Settled) {
+        let job = self.jobs.get(settled.job);
         if settled.end.counts_for_caller() {
             self.context.meters.callers.of(settled.caller.as_deref(), |caller| {
                 caller.jobs.inc();
@@ -75,7 +75,7 @@ impl EventLoop {
             End::Requeued(cause) => meters.requeued.inc(cause),
             End::DeadLettered(reason) | End::Rejected(reason) => {
                 meters.dead.inc(reason);
-                if let Some(summary) = job.as_ref().map(|job| &job.summary) {
+                if let Some(summary) = job.map(|job| &job.summary) {
                     let trace_id = summary.trace.as_ref().map(|trace| trace.parent.trace_id());
                     tracing::debug!(job = summary.id, trace_id, %reason, "dead letter confirmed");
                 }

@@ -27,13 +27,7 @@ impl EventLoop {
     pub(crate) fn publish(&mut self, job: JobKey, publication: Publication) {
         let Some(stored) = self.jobs.get(job) else { return };
         let model = Arc::clone(&self.context.models[stored.model.0]);
-        let Some(payload) = self.jobs.payload_mut(job) else {
-            return tracing::error!(
-                %job,
-                "internal error: a job was released before its message was published. It stays unacknowledged until the session \
-                 ends; please report it"
-            );
-        };
+        let Some(payload) = self.jobs.payload_mut(job) else { return };
         let (received, identity) = (Arc::clone(&payload.received), Arc::clone(&self.context.identity));
         // The body is copied into these messages, so its size decides where they are built.
         let bytes = received.delivery.data.len();
@@ -166,7 +160,7 @@ impl EventLoop {
         if messages.is_empty() {
             return self.ready.push_back(Event::Published { job, outcome: once_confirmed });
         }
-        let received = stored.payload.as_ref().map(|payload| Arc::clone(&payload.received));
+        let received = Arc::clone(&stored.payload.received);
         let model = Arc::clone(&self.context.models[stored.model.0]);
         let identity = Arc::clone(&self.context.identity);
         let Some(live) = self.session.as_mut().filter(|_| !self.is_closing) else { return };
@@ -176,7 +170,7 @@ impl EventLoop {
             let is_cut = matches!(once_confirmed, PublicationOutcome::Cut { .. });
             let end = messages.last().filter(|_| is_cut).and_then(items_of).map(|items| items.end);
             let mut left = VecDeque::from(messages);
-            let caller = || received.as_ref().and_then(|received| received.caller());
+            let caller = || received.caller();
             let sent = publish_all(&publisher, &kind, &mut left, caller, &model, &identity).await;
             let sent = sent.map(|refused| Sent {
                 kind,
