@@ -123,12 +123,10 @@ impl OutputStore {
     /// # Errors
     /// The output is lost: a fault of the worker.
     pub async fn offer(&self, owner: &OutputOwner, index: u32, output: Output) -> Result<Offered, Rejection> {
-        let above = self.above;
-        match &output {
-            Output::Bytes { bytes, .. } if bytes.len() as u64 > above => {}
-            Output::Json(_) => {}
-            _ => return Ok(Offered { output, unwritten: None }),
+        if !self.takes(&output) {
+            return Ok(Offered { output, unwritten: None });
         }
+        let above = self.above;
         // Digests and JSON of large outputs take too long for the runtime's threads.
         let prepared = tokio::task::spawn_blocking(move || Prepared::of(output, above)).await;
         let prepared = match prepared {
