@@ -15,7 +15,7 @@ use vramq_core::units::Mib;
 use vramq_schemas::Reason;
 use vramq_stores::Fault;
 
-use super::{MEMORY_UNIT, Place, Store, Stores, Wanted, of_item, stores_of};
+use super::{Awaited, MEMORY_UNIT, Place, Store, Stores, Wanted, of_item, stores_of};
 
 /// The most inputs of one job that are fetched at a time, so that a job with many does not block a store's other fetches.
 const FETCHES_PER_JOB: usize = 4;
@@ -52,22 +52,6 @@ impl Reservation {
 /// What a job takes of each of its stores' memory. A read that hangs keeps the part of its store when its job gives it up, because it keeps
 /// its reservation. So it leaves the rest of the memory to the other stores.
 type Parts = BTreeMap<StoreIndex, Arc<OwnedSemaphorePermit>>;
-
-/// A read for which its job waits.
-struct Awaited(Arc<Store>);
-
-impl Awaited {
-    fn new(store: Arc<Store>) -> Self {
-        store.awaited.fetch_add(1, Ordering::Relaxed);
-        Self(store)
-    }
-}
-
-impl Drop for Awaited {
-    fn drop(&mut self) {
-        self.0.awaited.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 impl Stores {
     /// Fetches the inputs that a job refers to, at most `job_max` bytes together. May be dropped: fetches that have begun end by
@@ -154,7 +138,7 @@ async fn fetch_one(
     let fetch = async {
         // Never closed.
         let permit = Arc::clone(&store.fetches).acquire_owned().await.ok();
-        let _awaited = Awaited::new(store);
+        let _awaited = Awaited::count(&store.awaited);
         let began = Instant::now();
         let fetch = tokio::task::spawn_blocking(move || {
             // They stay with the thread, even if it hangs and the job has given it up.

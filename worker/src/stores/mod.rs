@@ -85,6 +85,22 @@ pub struct Wanted {
     store: Arc<Store>,
 }
 
+/// Work on a thread for which a job waits. Work that hangs goes on when its job has given it up.
+struct Awaited<'a>(&'a AtomicUsize);
+
+impl<'a> Awaited<'a> {
+    fn count(awaited: &'a AtomicUsize) -> Self {
+        awaited.fetch_add(1, Ordering::Relaxed);
+        Self(awaited)
+    }
+}
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// The stores of these inputs; each once.
 pub fn stores_of(wanted: &[Wanted]) -> Vec<StoreIndex> {
     let stores: BTreeSet<_> = wanted.iter().map(|wanted| wanted.store.index).collect();
