@@ -1,5 +1,8 @@
 //! Broker addresses: several hosts of which some do not work; TLS with a private authority.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use anyhow::{Context as _, Result, ensure};
 use tokio::net::TcpListener;
 use vramq_schemas::ReplyKind;
@@ -27,9 +30,21 @@ async fn the_next_host_is_tried(env: &mut TestEnv) -> Result<()> {
     let nobody = ClosedPort::new()?;
     let hosts =
         format!("{user}@{},{},{rest}?connection_timeout={ANSWER_MS}", nobody.address, mute.local_addr()?);
+    let tries = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&tries);
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        while let Ok((connection, _)) = mute.accept().await {
+            counted.fetch_add(1, Ordering::Relaxed);
+            open.push(connection);
+        }
+    });
     for _ in 0..WORKERS {
         let worker = env.spawn_worker(&[&format!("broker.url={hosts}")])?;
         worker.consuming().await?;
+        // The second connection begins with the host that answered the first.
+        let tries = tries.swap(0, Ordering::Relaxed);
+        ensure!(tries <= 1, "the mute host was tried {tries} times");
         worker.drain().await?;
         ensure!(worker.log.find("guest:guest").is_none(), "credentials in the log");
     }

@@ -4,13 +4,16 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use lapin::{BasicProperties, Confirmation, ExchangeKind};
+use lapin::options::QueueDeclareOptions;
+use lapin::types::FieldTable;
+use lapin::{BasicProperties, Confirmation, Connection, ConnectionProperties, ExchangeKind};
 use vramq_schemas::Reason;
 use vramq_schemas::control::{Command, Outcome};
 use vramq_schemas::topology::{
     CONTROL_EXCHANGE, DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, RETRY_EXCHANGE, WITHDRAWALS_EXCHANGE,
     dead_queue, default_reply_queue, delay_key, delay_queue,
 };
+use vramq_tests::client::Client;
 use vramq_tests::job::Message;
 use vramq_tests::on_one_setup;
 use vramq_tests::operator::Operator;
@@ -23,6 +26,7 @@ on_one_setup!(
     what_is_deleted_is_declared_again_in_the_same_session,
     what_is_deleted_is_named_where_workers_declare_nothing,
     an_exchange_that_another_worker_declared_again_is_bound_again,
+    a_queue_that_the_worker_may_not_look_at_hides_no_deletion,
 );
 
 const JOBS: usize = 20;
@@ -31,6 +35,7 @@ const JOBS: usize = 20;
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 
 const AGAIN: &str = "an exchange or a queue is missing: declaring it again";
+const DECLARE_IT: &str = "workers do not declare it: declare it";
 
 async fn what_is_deleted_is_declared_again_in_the_same_session(env: &mut TestEnv) -> Result<()> {
     env.announce(AGAIN);
@@ -80,7 +85,6 @@ async fn what_is_deleted_is_declared_again_in_the_same_session(env: &mut TestEnv
 
 /// It is named once, for as long as it is missing.
 async fn what_is_deleted_is_named_where_workers_declare_nothing(env: &mut TestEnv) -> Result<()> {
-    const DECLARE_IT: &str = "workers do not declare it: declare it";
     env.announce(DECLARE_IT);
     env.worker(&[]).await?.drain().await?;
     let worker = env.worker(&["broker.declare=false"]).await?;
@@ -120,6 +124,37 @@ async fn an_exchange_that_another_worker_declared_again_is_bound_again(env: &mut
     .await?;
     ensure!(env.replies().await?.next().await?.id() == "bound again");
     hears_commands(&mut operator, &worker).await
+}
+
+/// A reply queue of the user's own, which is now exclusive to a connection.
+async fn a_queue_that_the_worker_may_not_look_at_hides_no_deletion(env: &mut TestEnv) -> Result<()> {
+    const MINE: &str = "mine";
+    const REFUSED: &str = "cannot declare the exchanges and queues again";
+    [AGAIN, DECLARE_IT, REFUSED].into_iter().for_each(|text| env.announce(text));
+    env.client.declare_queue(MINE, FieldTable::default()).await?;
+    let worker = env.worker(&["model.echo.reply_queue=mine"]).await?;
+    env.vhost.delete_queue(MINE).await?;
+    let owner = Connection::connect(&env.url, ConnectionProperties::default()).await?;
+    let options = QueueDeclareOptions { exclusive: true, ..Default::default() };
+    let channel = owner.create_channel().await?;
+    channel.queue_declare(MINE.into(), options, FieldTable::default()).await?;
+    let line = worker.log.wait_for(REFUSED).await?;
+    ensure!(line.text().contains("exclusive"), "{}", line.text());
+
+    env.vhost.delete_exchange(JOBS_EXCHANGE).await?;
+    worker.log.wait_for(AGAIN).await?;
+    let job = env.job("bound again", ["x"])?;
+    until("the exchange, and the queue of jobs to be bound to it", async || {
+        // The broker closes the channel of a publisher to an exchange that is not there.
+        let client = Client::connect(&env.url).await?;
+        let published = client.publish_to(JOBS_EXCHANGE, MODEL, job.clone()).await;
+        client.close().await?;
+        Ok(matches!(published, Ok(Confirmation::Ack(None))).then_some(()))
+    })
+    .await?;
+    ensure!(env.replies().await?.next().await?.id() == "bound again");
+    ensure!(worker.log.count(AGAIN) == 1 && worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
+    Ok(owner.close(200, "bye".into()).await?)
 }
 
 /// A worker declares the exchange of commands, and binds its queue to it, while it consumes already.

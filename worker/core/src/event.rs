@@ -275,7 +275,8 @@ pub struct FetchFault {
     pub rejection: Rejection,
     /// The input may be available later: the store failed or was too slow.
     pub is_transient: bool,
-    /// The stores that failed, if that may pass, and how long reading took until then, without waits for other jobs' fetches.
+    /// The stores that failed, if that may pass, and how long reading took until then, without waits for other jobs' fetches, unless
+    /// these hang.
     pub stores: Vec<StoreIndex>,
     pub took: Duration,
 }

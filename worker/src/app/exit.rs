@@ -8,7 +8,7 @@ pub enum Exit {
     Killed = 1,
     /// Wrong arguments or configuration.
     Usage = 2,
-    /// The broker could not be reached at start.
+    /// The broker could not be reached at start, or refused the login.
     Unreachable = 3,
     /// The device or a model cannot be used.
     Unusable = 4,

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::direct_replies::DirectReplies;
 use crate::retry::Backoff;
 
-/// Waits before a broken channel is opened again. An operator who repairs an exchange waits half a minute at most.
+/// Waits before a broken channel is opened again. An operator who repairs an exchange waits 45 s at most.
 const REOPEN_MIN: Duration = Duration::from_secs(1);
 const REOPEN_MAX: Duration = Duration::from_secs(30);
 

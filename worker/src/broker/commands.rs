@@ -134,7 +134,7 @@ pub fn answers() -> (mpsc::Sender<Outgoing>, mpsc::Receiver<Outgoing>) {
     mpsc::channel(ANSWERS_MAX)
 }
 
-/// Receives commands until the session is over. `declared`: exchanges were deleted and declared again.
+/// Receives commands until the session is over. `declared` changes when the worker has declared exchanges, which may have been deleted.
 pub async fn receive(
     aux: AuxChannel,
     rules: Arc<PublisherRules>,

@@ -22,6 +22,9 @@ use crate::publishers::PublisherRules;
 /// How long the last answers and the last heartbeat may take. Nothing depends on them.
 const SHUTDOWN_MAX: Duration = Duration::from_millis(500);
 
+/// The most `progress` replies that wait for their channel. If the broker is too slow for more, the newest are dropped.
+const PROGRESS_WAITING_MAX: usize = 64;
+
 /// A request from an operator or a caller.
 #[derive(Debug)]
 pub enum ControlRequest {
@@ -30,8 +33,6 @@ pub enum ControlRequest {
     /// A caller's request to run no further pass of its job.
     Withdrawal(Withdrawn),
 }
-/// The most `progress` replies that wait for their channel. If the broker is too slow for more, the newest are dropped.
-const PROGRESS_WAITING_MAX: usize = 64;
 
 /// The tasks. They end with the session.
 #[derive(Debug)]

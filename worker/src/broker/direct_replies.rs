@@ -273,7 +273,7 @@ impl Task {
             error = loss.to_string(),
             "connection for direct replies lost with only this reply on it: giving the reply up"
         );
-        if is_by_broker(loss) {
+        if is_over_address(loss) {
             self.nodes.closed_over(request.process, Instant::now());
         }
         if !self.nodes.has_cuts_left() {
@@ -352,13 +352,37 @@ fn is_too_large(loss: &Loss, request: &Request) -> bool {
     message_size_max(error).is_some_and(|max| request.message.body.len() > max)
 }
 
-/// Whether the broker closed the connection; otherwise the network lost it.
-fn is_by_broker(loss: &Loss) -> bool {
-    matches!(loss, Loss::Closed(error) if matches!(error.kind(), ErrorKind::ProtocolError(_)))
+/// Whether the broker closed the connection, perhaps over an address. Not if the network lost it, or if an operator or the end of the node
+/// closed it, which says nothing of addresses.
+fn is_over_address(loss: &Loss) -> bool {
+    const BY_OPERATOR: AMQPErrorKind = AMQPErrorKind::Hard(AMQPHardError::CONNECTIONFORCED);
+    let Loss::Closed(error) = loss else { return false };
+    matches!(error.kind(), ErrorKind::ProtocolError(answer) if *answer.kind() != BY_OPERATOR)
 }
 
 /// Whether the broker failed internally on what it read from the connection.
 fn is_crash(loss: &Loss) -> bool {
     let Loss::Closed(error) = loss else { return false };
     matches!(error.kind(), ErrorKind::ProtocolError(answer) if *answer.kind() == AMQPErrorKind::Hard(AMQPHardError::INTERNALERROR))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use lapin::protocol::AMQPError;
+
+    use super::*;
+
+    #[test]
+    fn an_address_is_not_blamed_if_an_operator_or_the_network_ends_the_connection() {
+        let by_broker = |kind: AMQPHardError| {
+            let error = AMQPError::new(kind.into(), "text".into());
+            Loss::Closed(ErrorKind::ProtocolError(error).into())
+        };
+        let by_network = Loss::Closed(io::Error::from(io::ErrorKind::BrokenPipe).into());
+        assert!(is_over_address(&by_broker(AMQPHardError::INTERNALERROR)));
+        assert!(!is_over_address(&by_broker(AMQPHardError::CONNECTIONFORCED)));
+        assert!(!is_over_address(&by_network));
+    }
 }

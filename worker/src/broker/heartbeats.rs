@@ -12,14 +12,12 @@ use vramq_schemas::topology::STATUS_EXCHANGE;
 
 use super::aux_channel::{AuxChannel, is_over};
 use super::direct_replies::DirectReplies;
-use super::message::Message;
+use super::message::{Message, TRANSIENT};
 use crate::observability::status_board::Status;
 use crate::observability::status_reporter::StatusReporter;
 
 /// Changes of the worker's state are published at once, but at most this often.
 const INTERVAL_MIN: Duration = Duration::from_millis(200);
-
-const TRANSIENT: u8 = 1;
 
 /// Publishes heartbeats and `progress` until the session is over, then the last heartbeat.
 pub async fn send(

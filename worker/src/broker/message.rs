@@ -29,7 +29,8 @@ use crate::wire_size::{check_body_bytes, items_within};
 /// job that leaves no space for these headers is rejected at its first delivery.
 pub const JOB_HEADER_BYTES_MAX: usize = HEADER_BYTES_MAX;
 
-const TRANSIENT: u8 = 1;
+/// The delivery mode of messages that the broker does not store.
+pub(super) const TRANSIENT: u8 = 1;
 
 /// The expiration of a `progress` reply, in milliseconds. A caller who returns later finds results in the queue instead of old progress.
 const PROGRESS_EXPIRATION_MS: &str = "30000";

@@ -118,7 +118,9 @@ impl Session {
     async fn open_at(address: &Address, plan: SessionPlan<'_>) -> Result<Self, SessionError> {
         let SessionPlan { broker, worker, body_max, direct_replies, .. } = plan;
         let (consuming, host) = connect(address, &format!("vramq-worker {worker}")).await?;
-        let publishing = match connect(address, &format!("vramq-worker {worker} publishing")).await {
+        // The hosts before this one did not answer: waiting for them once is enough.
+        let address = address.starting_with(&host);
+        let publishing = match connect(&address, &format!("vramq-worker {worker} publishing")).await {
             Ok((publishing, _)) => publishing,
             Err(error) => {
                 close(&consuming, Side::Consuming).await;

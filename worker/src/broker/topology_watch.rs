@@ -117,11 +117,15 @@ impl TopologyWatch {
             let channel = self.aux.open().await.map_err(TopologyError::no_channel)?;
             match entity.check(&channel).await {
                 Ok(()) => self.aux.channel = Some(channel),
+                // The session ends.
+                Err(error @ TopologyError::Lost { .. }) => return Err(error),
                 // The broker has closed the channel.
-                Err(error) => {
-                    let text = error.missing().ok_or(error)?;
-                    missing.push(Missing { error: text, is_declared: entity.is_declared() });
-                }
+                Err(error) => match error.missing() {
+                    Some(error) => missing.push(Missing { error, is_declared: entity.is_declared() }),
+                    // It is there, and this worker may not look at it, such as a queue that is exclusive to a connection. That hides none
+                    // of the others.
+                    None => tracing::debug!(%error, "cannot look at an exchange or a queue"),
+                },
             }
         }
         Ok(missing)

@@ -35,7 +35,7 @@ pub fn channel() -> (mpsc::Sender<Withdrawn>, mpsc::Receiver<Withdrawn>) {
     mpsc::channel(WITHDRAWALS_MAX)
 }
 
-/// Receives withdrawals until the session is over. `declared`: exchanges were deleted and declared again.
+/// Receives withdrawals until the session is over. `declared` changes when the worker has declared exchanges, which may have been deleted.
 pub async fn receive(
     aux: AuxChannel,
     withdrawals: mpsc::Sender<Withdrawn>,

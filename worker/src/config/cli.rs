@@ -172,7 +172,7 @@ mod tests {
     use super::*;
     use crate::config::EngineConfig;
 
-    /// A key that the reader knows and the page does not, or the other way round, would not be recognised in a misspelt variable.
+    /// A key of the page that the reader never asks for would not be recognised in a misspelt variable.
     #[test]
     fn the_keys_of_the_page_are_known() {
         let of_page = keys_of_page(include_str!("../../../docs/configuration.md"));

@@ -147,7 +147,7 @@ pub(super) fn memory(worker: &mut Section, host_memory: u64, has_stores: bool) -
     }
     // Whole MiB, so that fetches can divide it into their units.
     let fetch = given.unwrap_or((host_memory / PART_OF_HOST_MEMORY) >> 20 << 20);
-    if given == Some(0) || fetch >= host_memory {
+    if fetch == 0 || fetch >= host_memory {
         let (fetch, host) = (fetch >> 20, host_memory >> 20);
         worker.fault(
             "fetch_mib",
@@ -365,5 +365,15 @@ mod tests {
         let alone =
             Config::read(Some("[worker]\nfetch_mib = 3\n[model.m]\nengine = 'echo'"), &[]).unwrap_err();
         assert!(alone.to_string().contains("worker.fetch_mib: has no effect"), "{alone}");
+    }
+
+    /// Jobs that refer to inputs would wait for memory for ever.
+    #[test]
+    fn host_memory_of_which_fetches_get_nothing_is_a_fault() {
+        let file = "[worker]\nhost_memory_mib = 3\n[store.in]\nurl = 'file:///srv/in'\n[model.m]\nengine = 'echo'\nbody_mib_max = 1";
+        let Invalid(faults) = Config::read(Some(file), &[]).unwrap_err();
+        assert!(faults.len() == 1 && faults[0].key == "worker.fetch_mib", "{faults:?}");
+        let given = [("worker.fetch_mib".to_owned(), "1".to_owned())];
+        assert_eq!(Config::read(Some(file), &given).unwrap().fetch_memory, 1 << 20);
     }
 }

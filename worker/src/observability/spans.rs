@@ -65,10 +65,9 @@ impl JobSpans {
     }
 }
 
-/// The publishing time, but not after the delivery: the publisher's clock may be wrong.
+/// The publishing time, or the delivery's if the publisher says none.
 fn published(job: &Summary) -> SystemTime {
-    let ms = job.published_ms.map_or(job.at_ms, |ms| ms.min(job.at_ms));
-    UNIX_EPOCH + Duration::from_millis(ms)
+    UNIX_EPOCH + Duration::from_millis(job.published_ms.unwrap_or(job.at_ms))
 }
 
 /// What a worker does with a message, in the conventions' words.

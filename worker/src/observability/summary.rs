@@ -22,7 +22,7 @@ pub struct Summary {
     pub source: Source,
     pub delivery_tag: u64,
     pub body_bytes: usize,
-    /// When it was published, in Unix milliseconds, if the publisher says so.
+    /// When it was published, in Unix milliseconds, if the publisher says so. Never after `at_ms`: the publisher's clock may be wrong.
     pub published_ms: Option<u64>,
     /// When it was delivered, by both clocks.
     pub at: Instant,

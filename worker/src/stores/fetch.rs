@@ -1,5 +1,6 @@
 //! Fetches the inputs that a job refers to. Memory for all of them is reserved before the first is read.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +15,7 @@ use vramq_core::units::Mib;
 use vramq_schemas::Reason;
 use vramq_stores::Fault;
 
-use super::{MEMORY_UNIT, Place, Store, Stores, Wanted, of_item, stores_of};
+use super::{Awaited, MEMORY_UNIT, Place, Store, Stores, Wanted, of_item, stores_of};
 
 /// The most inputs of one job that are fetched at a time, so that a job with many does not block a store's other fetches.
 const FETCHES_PER_JOB: usize = 4;
@@ -48,6 +49,10 @@ impl Reservation {
     }
 }
 
+/// What a job takes of each of its stores' memory. A read that hangs keeps the part of its store when its job gives it up, because it keeps
+/// its reservation. So it leaves the rest of the memory to the other stores.
+type Parts = BTreeMap<StoreIndex, Arc<OwnedSemaphorePermit>>;
+
 impl Stores {
     /// Fetches the inputs that a job refers to, at most `job_max` bytes together. May be dropped: fetches that have begun end by
     /// themselves.
@@ -58,7 +63,11 @@ impl Stores {
         let stores = stores_of(&wanted);
         // Reading from a folder has no limit of its own, so without other reasons all stores of the job are at fault.
         let late = |what: &str, stores: Vec<StoreIndex>| {
-            let error = format!("the job's inputs were not fetched within {} s{what}", JOB_MAX.as_secs());
+            let mut error = format!("the job's inputs were not fetched within {} s{what}", JOB_MAX.as_secs());
+            if !stores.is_empty() {
+                let names: Vec<_> = stores.iter().map(|store| self.stores[store.0].name.as_str()).collect();
+                error += &format!("; stores that did not answer: {}", names.join(", "));
+            }
             let rejection = Rejection::new(Reason::StoreUnavailable, error);
             FetchFault { rejection, is_transient: true, stores, took: JOB_MAX }
         };
@@ -67,11 +76,17 @@ impl Stores {
             wanted.iter().fold(0_u64, |sum, wanted| sum.saturating_add(wanted.store.object_max));
         let bound = objects_max.min(job_max);
         let reserved = tokio::time::timeout_at(until, self.reserve(&wanted, bound)).await;
-        let Ok(Some((of_stores, memory))) = reserved else {
-            return Err(late(": the host memory for fetched inputs (worker.fetch_mib) is taken", Vec::new()));
+        let Ok(Some((parts, memory))) = reserved else {
+            // A wait behind other jobs is no fault of a store, but one behind reads that hang is.
+            let hung = stores.into_iter().filter(|store| self.stores[store.0].has_abandoned_reads());
+            let what = ": the host memory for fetched inputs (worker.fetch_mib) is taken";
+            return Err(late(what, hung.collect()));
         };
         let reservation = Arc::new(Reservation { left: AtomicU64::new(bound), memory });
-        let fetches = stream::iter(wanted).map(|wanted| fetch_one(wanted, Arc::clone(&reservation), bound));
+        let fetches = stream::iter(wanted).map(|wanted| {
+            let part = parts.get(&wanted.store.index).cloned();
+            fetch_one(wanted, part, Arc::clone(&reservation), bound)
+        });
         let inputs = fetches.buffered(FETCHES_PER_JOB).try_collect::<Vec<_>>();
         let Ok(inputs) = tokio::time::timeout_at(until, inputs).await else {
             return Err(late("", stores));
@@ -84,7 +99,7 @@ impl Stores {
         let taken = permits_of(bound - left.into_inner());
         drop(memory.split(memory.num_permits().saturating_sub(taken as usize)));
         // The inputs are here, so the stores' parts are free for other jobs.
-        drop(of_stores);
+        drop(parts);
         Ok(Fetched { inputs, memory })
     }
 }
@@ -92,21 +107,18 @@ impl Stores {
 impl Stores {
     /// Reserves memory for the inputs of a job: first each store's part, where jobs for a store that does not answer wait for each other,
     /// then the common part. Always in the order of the stores, so that two jobs cannot deadlock.
-    async fn reserve(
-        &self,
-        wanted: &[Wanted],
-        bound: u64,
-    ) -> Option<(Vec<OwnedSemaphorePermit>, OwnedSemaphorePermit)> {
+    async fn reserve(&self, wanted: &[Wanted], bound: u64) -> Option<(Parts, OwnedSemaphorePermit)> {
         let permits = permits_of(bound);
-        let mut of_stores = Vec::new();
+        let mut parts = Parts::new();
         for store in &self.stores {
             if wanted.iter().any(|wanted| Arc::ptr_eq(&wanted.store, store)) {
                 let permits = permits.min(store.memory_max);
-                of_stores.push(Arc::clone(&store.memory).acquire_many_owned(permits).await.ok()?);
+                let part = Arc::clone(&store.memory).acquire_many_owned(permits).await.ok()?;
+                parts.insert(store.index, Arc::new(part));
             }
         }
         let memory = Arc::clone(&self.memory).acquire_many_owned(permits).await.ok()?;
-        Some((of_stores, memory))
+        Some((parts, memory))
     }
 }
 
@@ -117,17 +129,20 @@ fn permits_of(bytes: u64) -> u32 {
 
 async fn fetch_one(
     wanted: Wanted,
+    part: Option<Arc<OwnedSemaphorePermit>>,
     reservation: Arc<Reservation>,
     bound: u64,
 ) -> Result<(usize, Vec<u8>), FetchFault> {
     let Wanted { item, reference: _, store } = &wanted;
-    let (item, index, fetches) = (*item, store.index, Arc::clone(&store.fetches));
+    let (item, index, store) = (*item, store.index, Arc::clone(store));
     let fetch = async {
         // Never closed.
-        let permit = fetches.acquire_owned().await.ok();
+        let permit = Arc::clone(&store.fetches).acquire_owned().await.ok();
+        let _awaited = Awaited::count(&store.awaited);
         let began = Instant::now();
         let fetch = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
+            // They stay with the thread, even if it hangs and the job has given it up.
+            let (_permit, _part) = (permit, part);
             read(&wanted, &reservation, bound)
         });
         let result = fetch.await.unwrap_or_else(|_| {

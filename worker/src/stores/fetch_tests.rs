@@ -104,3 +104,54 @@ async fn a_store_that_does_not_answer_leaves_the_others_their_part() {
     drop(memory);
     assert_eq!(waiting.await.unwrap().inputs.len(), 1);
 }
+
+/// As when a folder hangs: the job's time is over, or it is withdrawn, and its read goes on.
+#[tokio::test]
+async fn a_read_that_its_job_has_given_up_keeps_its_stores_part_of_the_memory() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let silent = StoreConfig {
+        name: "silent".to_owned(),
+        prefix: url.parse().unwrap(),
+        is_private: true,
+        cloud: None,
+        object_max: 16 * KIB,
+        timeout: Duration::from_secs(60),
+    };
+    let other = StoreConfig {
+        name: "other".to_owned(),
+        prefix: "file:///srv/in".parse().unwrap(),
+        is_private: false,
+        ..silent.clone()
+    };
+    let stores = Stores::new(&[silent, other], 32 * KIB);
+    let of_both = ["file:///srv/in/x", &format!("{url}x")].map(|text| stores.find(0, text).unwrap());
+    let [silent, other] = &stores.stores[..] else { panic!("two stores") };
+    let left = |store: &Store| store.memory.available_permits() as u64 * MEMORY_UNIT;
+
+    // Only the input of the silent store is read; the other one's part is reserved with it.
+    let (parts, memory) = stores.reserve(&of_both, 8 * KIB).await.unwrap();
+    assert_eq!((left(silent), left(other), free(&stores)), (8 * KIB, 8 * KIB, 24 * KIB));
+    let reservation = Arc::new(Reservation { left: AtomicU64::new(8 * KIB), memory });
+    let [_, wanted] = of_both;
+    let part = parts.get(&silent.index).cloned();
+    let mut read = Box::pin(fetch_one(wanted, part, reservation, 8 * KIB));
+    let connection = tokio::select! {
+        read = &mut read => panic!("{read:?}"),
+        accepted = listener.accept() => accepted.unwrap(),
+    };
+    assert!(!silent.has_abandoned_reads(), "its job waits");
+    drop((read, parts));
+    assert!(silent.has_abandoned_reads() && !other.has_abandoned_reads());
+    assert_eq!((left(silent), left(other), free(&stores)), (8 * KIB, 16 * KIB, 24 * KIB));
+
+    drop((listener, connection));
+    let ended = async {
+        while free(&stores) < 32 * KIB {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), ended).await.expect("the read did not end");
+    assert!(!silent.has_abandoned_reads());
+    assert_eq!((left(silent), left(other)), (16 * KIB, 16 * KIB));
+}

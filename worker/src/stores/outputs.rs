@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,6 +18,7 @@ use vramq_stores::cloud::CloudStore;
 use vramq_stores::folder::Folder;
 use vramq_stores::reference::hex;
 
+use super::Awaited;
 use crate::engine::OutputMax;
 use crate::wire_size::wire_bytes;
 
@@ -62,6 +64,8 @@ pub struct OutputStore {
     above: u64,
     write_max: Duration,
     writes: Arc<Semaphore>,
+    /// Writes for which their jobs wait.
+    awaited: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -86,7 +90,8 @@ impl OutputStore {
             Destination::Folder(folder) => Writer::Folder(Arc::new(Folder::new(folder))),
             Destination::Cloud(cloud) => Writer::Cloud(cloud),
         };
-        Arc::new(Self { writer, url, above, write_max, writes: Arc::new(Semaphore::new(WRITES_MAX)) })
+        let (writes, awaited) = (Arc::new(Semaphore::new(WRITES_MAX)), AtomicUsize::new(0));
+        Arc::new(Self { writer, url, above, write_max, writes, awaited })
     }
 
     /// The most bytes of an output in a reply, given its bound without a store.
@@ -117,18 +122,28 @@ impl OutputStore {
         }
     }
 
+    /// Whether the folder hangs: all places for writes are taken by writes that their jobs have given up.
+    fn hangs(&self) -> bool {
+        matches!(self.writer, Writer::Folder(_))
+            && self.writes.available_permits() == 0
+            && self.awaited.load(Ordering::Relaxed) == 0
+    }
+
     /// Writes an output that is large enough, and returns its reference once the bytes are on disk or in the object store. Returns an
     /// output that was not written in time unchanged, because it may fit its reply.
     ///
     /// # Errors
     /// The output is lost: a fault of the worker.
     pub async fn offer(&self, owner: &OutputOwner, index: u32, output: Output) -> Result<Offered, Rejection> {
-        let above = self.above;
-        match &output {
-            Output::Bytes { bytes, .. } if bytes.len() as u64 > above => {}
-            Output::Json(_) => {}
-            _ => return Ok(Offered { output, unwritten: None }),
+        if !self.takes(&output) {
+            return Ok(Offered { output, unwritten: None });
         }
+        if self.hangs() {
+            // The log has a WARN about each of these writes.
+            let why = format!("{WRITES_MAX} earlier writes have not ended");
+            return Ok(Offered { output, unwritten: Some(why) });
+        }
+        let above = self.above;
         // Digests and JSON of large outputs take too long for the runtime's threads.
         let prepared = tokio::task::spawn_blocking(move || Prepared::of(output, above)).await;
         let prepared = match prepared {
@@ -167,6 +182,7 @@ impl OutputStore {
             place.map_err(|_| format!("others took longer than {wait_max:?} ({WAIT_MAX} × timeout_s)"))?;
         // Never closed.
         let permit = place.map_err(|error| error.to_string())?;
+        let _awaited = Awaited::count(&self.awaited);
         let written = timeout(self.write_max, self.write(permit, name, prepared)).await;
         written.map_err(|_| format!("it took longer than {:?} (timeout_s)", self.write_max))?
     }
@@ -324,7 +340,7 @@ mod tests {
         }
     }
 
-    /// All threads for writes are taken, as when a folder hangs.
+    /// All threads for writes are taken.
     #[tokio::test]
     async fn an_output_that_is_not_written_in_time_goes_with_its_reply() {
         let folder = tempfile::tempdir().unwrap();
@@ -334,10 +350,17 @@ mod tests {
         let store = OutputStore::new(&config);
         let hung = Arc::clone(&store.writes).acquire_many_owned(WRITES_MAX as u32).await.unwrap();
         let owner = OutputOwner::new("m", None, "job");
+        let awaited = Awaited::count(&store.awaited);
         let offered = store.offer(&owner, 0, bytes(b"12345")).await.unwrap();
         assert_eq!(offered.output, bytes(b"12345"));
         assert_eq!(offered.unwritten.as_deref(), Some("others took longer than 10ms (10 × timeout_s)"));
+        // Their jobs have given them up: the folder hangs, and further outputs do not wait for it.
+        drop(awaited);
+        let offered = store.offer(&owner, 0, bytes(b"12345")).await.unwrap();
+        assert_eq!(offered.output, bytes(b"12345"));
+        assert_eq!(offered.unwritten.as_deref(), Some("16 earlier writes have not ended"));
         drop(hung);
+        assert_eq!(store.offer(&owner, 0, bytes(b"1234")).await.unwrap().unwritten, None);
     }
 
     #[test]
