@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq as _};
+use tokio::task::spawn_blocking;
 
 use stable_file::{StableFile, TextDigest, digest_of};
 
@@ -169,7 +170,10 @@ impl Keys {
         let mut stable = StableFile::new(self.first_text);
         loop {
             tokio::time::sleep(RELOAD_EVERY).await;
-            let text = match file::read(&path) {
+            let looked_at = path.clone();
+            // A file system that hangs holds a thread of its own, and not one of the runtime's few. An `Err`: the runtime ends.
+            let Ok(read) = spawn_blocking(move || file::read(&looked_at)).await else { return };
+            let text = match read {
                 Ok(text) if stable.is_new(&text) => text,
                 Ok(_) => continue,
                 Err(error) => {
