@@ -170,7 +170,7 @@ mod tests {
         let _others = memory.room("b", 4 * UNIT, at(25)).unwrap();
         // No body has ended yet, so each is expected to take as long again as it took so far.
         assert_eq!(after(memory.room("a", 3 * UNIT, at(30))), seconds(30));
-        assert_eq!(after(memory.room("a", 4 * UNIT, at(30))), seconds(10));
+        assert_eq!(after(memory.room("a", 4 * UNIT, at(30))), seconds(30), "not before less of it is free");
         assert_eq!(after(memory.room("c", 3 * UNIT, at(30))), seconds(30));
         // A body that was refused because of others says nothing of how long those of its caller take.
         let _last = memory.room("c", 2 * UNIT, at(30)).unwrap();

@@ -150,13 +150,16 @@ impl Permits {
         if mean.is_some() {
             ends.sort_unstable();
         }
-        let mut freed = 0;
-        // The first permit at whose end enough units are free, or the last.
-        let last = ends.into_iter().find(|(_, units)| {
-            freed += *units;
-            freed >= missing.min(all)
-        });
-        last.map_or(LEAST_WAIT, |(left, _)| left)
+        // The latest of the ends that free enough units: without a mean they are not in the order of their times.
+        let (mut freed, mut wait) = (0, None::<Duration>);
+        for (left, units) in ends {
+            wait = wait.max(Some(left));
+            freed += units;
+            if freed >= missing.min(all) {
+                break;
+            }
+        }
+        wait.unwrap_or(LEAST_WAIT)
     }
 
     /// Removes a permit, and gives back its units. `None`: it was removed before.
