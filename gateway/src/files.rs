@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _, stream};
+use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore as _, ObjectStoreExt as _};
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
@@ -271,11 +272,22 @@ impl FileStore {
         Ok(())
     }
 
+    /// Removes a file. A sweep, or the same request once more, may be removing it, too.
     async fn remove(&self, owner: &str, view: &FileView) -> object_store::Result<()> {
-        self.storage.objects.delete(&description_path(owner, &view.id)).await?;
-        self.storage.objects.delete(&content_path(owner, &view.id)).await?;
-        self.used.removed(owner, view.bytes);
+        self.remove_object(&description_path(owner, &view.id)).await?;
+        if self.remove_object(&content_path(owner, &view.id)).await? {
+            self.used.removed(owner, view.bytes);
+        }
         Ok(())
+    }
+
+    /// Whether there was such an object, as far as the place says: an object store does not.
+    async fn remove_object(&self, path: &Path) -> object_store::Result<bool> {
+        match self.storage.objects.delete(path).await {
+            Ok(()) => Ok(true),
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -359,6 +371,18 @@ mod tests {
         store.delete("a", &view.id).await.unwrap();
         assert_eq!(store.view("a", &view.id).await.unwrap_err().status, 404);
         assert_eq!(counted(&store), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_removed_twice_at_a_time_is_removed_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(folder.path()).await;
+        let put =
+            async |text: &'static str| store.put("a", "x", "", pieces(&[text]), Box::new(())).await.unwrap();
+        let (view, _other) = (put("abcd").await, put("ef").await);
+        let both = tokio::join!(store.remove("a", &view), store.remove("a", &view));
+        assert!(both.0.is_ok() && both.1.is_ok(), "{both:?}");
+        assert_eq!(counted(&store), (2, 0));
     }
 
     #[tokio::test]
