@@ -107,11 +107,14 @@ struct Held {
 
 impl Permits {
     fn new(all: &InFlight, most: usize, of_caller: Permit) -> Result<Self, Problem> {
-        let all = all.enter(most, Instant::now()).map_err(|after| {
-            let message = "this gateway has as many requests in flight as it may have";
-            too_many("overloaded", message.to_owned(), after)
-        })?;
-        Ok(Self { _held: Arc::new(Held { _all: all, _of_caller: of_caller }) })
+        match all.enter(most, Instant::now()) {
+            Ok(all) => Ok(Self { _held: Arc::new(Held { _all: all, _of_caller: of_caller }) }),
+            Err(after) => {
+                of_caller.unused();
+                let message = "this gateway has as many requests in flight as it may have";
+                Err(too_many("overloaded", message.to_owned(), after))
+            }
+        }
     }
 }
 

@@ -41,8 +41,13 @@ impl BodyMemory {
         let (units, share) = (bytes.div_ceil(UNIT), self.shares.of(caller));
         let of_caller =
             share.take(units, self.shares.most(), now).map_err(|after| self.share_is_full(after))?;
-        let of_all = self.all.take(units, self.most(), now).map_err(is_full)?;
-        Ok(BodyRoom { of_all, of_caller })
+        match self.all.take(units, self.most(), now) {
+            Ok(of_all) => Ok(BodyRoom { of_all, of_caller }),
+            Err(after) => {
+                of_caller.unused();
+                Err(is_full(after))
+            }
+        }
     }
 
     /// Grows the room of a body to `bytes` bytes. Room that is larger already stays as it is.
@@ -165,7 +170,11 @@ mod tests {
         let _others = memory.room("b", 4 * UNIT, at(25)).unwrap();
         // No body has ended yet, so each is expected to take as long again as it took so far.
         assert_eq!(after(memory.room("a", 3 * UNIT, at(30))), seconds(30));
-        assert_eq!(after(memory.room("a", 4 * UNIT, at(30))), seconds(10));
+        assert_eq!(after(memory.room("a", 4 * UNIT, at(30))), seconds(30), "not before less of it is free");
         assert_eq!(after(memory.room("c", 3 * UNIT, at(30))), seconds(30));
+        // A body that was refused because of others says nothing of how long those of its caller take.
+        let _last = memory.room("c", 2 * UNIT, at(30)).unwrap();
+        assert_eq!(refused(memory.room("c", UNIT, at(40))).1, "overloaded");
+        assert_eq!(after(memory.room("c", 3 * UNIT, at(40))), seconds(10));
     }
 }

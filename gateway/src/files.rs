@@ -13,7 +13,8 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _, stream};
-use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore as _, ObjectStoreExt as _};
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt as _};
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 use uuid::Uuid;
@@ -271,11 +272,31 @@ impl FileStore {
         Ok(())
     }
 
+    /// Removes a file. A sweep, or the same request once more, may be removing it, too.
+    ///
+    /// In a separate task, which goes on if the caller hangs up: without its description nobody could remove the content, and it would take
+    /// the owner's bytes until it is old.
     async fn remove(&self, owner: &str, view: &FileView) -> object_store::Result<()> {
-        self.storage.objects.delete(&description_path(owner, &view.id)).await?;
-        self.storage.objects.delete(&content_path(owner, &view.id)).await?;
-        self.used.removed(owner, view.bytes);
-        Ok(())
+        let (objects, used) = (Arc::clone(&self.storage.objects), Arc::clone(&self.used));
+        let (owner, bytes) = (owner.to_owned(), view.bytes);
+        let (description, content) = (description_path(&owner, &view.id), content_path(&owner, &view.id));
+        let removing = tokio::spawn(async move {
+            remove_object(&objects, &description).await?;
+            if remove_object(&objects, &content).await? {
+                used.removed(&owner, bytes);
+            }
+            Ok::<(), object_store::Error>(())
+        });
+        removing.await?
+    }
+}
+
+/// Whether there was such an object, as far as the place says: an object store does not.
+async fn remove_object(objects: &Arc<dyn ObjectStore>, path: &Path) -> object_store::Result<bool> {
+    match objects.delete(path).await {
+        Ok(()) => Ok(true),
+        Err(object_store::Error::NotFound { .. }) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -292,6 +313,8 @@ pub fn seconds_of(at: SystemTime) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
 
     fn settings(folder: &std::path::Path, is_own: bool) -> Files {
@@ -359,6 +382,30 @@ mod tests {
         store.delete("a", &view.id).await.unwrap();
         assert_eq!(store.view("a", &view.id).await.unwrap_err().status, 404);
         assert_eq!(counted(&store), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_removed_twice_at_a_time_is_removed_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(folder.path()).await;
+        let put =
+            async |text: &'static str| store.put("a", "x", "", pieces(&[text]), Box::new(())).await.unwrap();
+        let (view, _other) = (put("abcd").await, put("ef").await);
+        let both = tokio::join!(store.remove("a", &view), store.remove("a", &view));
+        assert!(both.0.is_ok() && both.1.is_ok(), "{both:?}");
+        assert_eq!(counted(&store), (2, 0));
+    }
+
+    #[tokio::test]
+    async fn a_file_whose_caller_hangs_up_is_removed_as_a_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(folder.path()).await;
+        let view = store.put("a", "x", "", pieces(&["abcd"]), Box::new(())).await.unwrap();
+        assert!(store.remove("a", &view).now_or_never().is_none());
+        while counted(&store) != (0, 0) {
+            tokio::task::yield_now().await;
+        }
+        assert!(std::fs::read_dir(folder.path().join("a")).unwrap().next().is_none());
     }
 
     #[tokio::test]

@@ -107,6 +107,11 @@ impl Permit {
         Ok(())
     }
 
+    /// Gives the permit back because nothing was done with it: its time does not count in the mean.
+    pub fn unused(self) {
+        self.of.permits().remove(self.number);
+    }
+
     /// Gives back units that it has.
     pub fn shrink(&mut self, units: usize) {
         let mut permits = self.of.permits();
@@ -145,18 +150,27 @@ impl Permits {
         if mean.is_some() {
             ends.sort_unstable();
         }
-        let mut freed = 0;
-        // The first permit at whose end enough units are free, or the last.
-        let last = ends.into_iter().find(|(_, units)| {
-            freed += *units;
-            freed >= missing.min(all)
-        });
-        last.map_or(LEAST_WAIT, |(left, _)| left)
+        // The latest of the ends that free enough units: without a mean they are not in the order of their times.
+        let (mut freed, mut wait) = (0, None::<Duration>);
+        for (left, units) in ends {
+            wait = wait.max(Some(left));
+            freed += units;
+            if freed >= missing.min(all) {
+                break;
+            }
+        }
+        wait.unwrap_or(LEAST_WAIT)
+    }
+
+    /// Removes a permit, and gives back its units. `None`: it was removed before.
+    fn remove(&mut self, number: u64) -> Option<Held> {
+        let held = self.held.remove(&number)?;
+        self.units -= held.units;
+        Some(held)
     }
 
     fn end(&mut self, number: u64, now: Instant) {
-        let Some(Held { since, units }) = self.held.remove(&number) else { return };
-        self.units -= units;
+        let Some(Held { since, .. }) = self.remove(number) else { return };
         let took = now.saturating_duration_since(since).as_secs_f64();
         let mean = self.mean_s.get_or_insert(took);
         *mean += MEAN_WEIGHT * (took - *mean);
@@ -199,6 +213,17 @@ mod tests {
         assert_eq!((first.units(), in_flight.permits().units), (3, 3));
         drop(first);
         assert_eq!(in_flight.permits().units, 0);
+    }
+
+    #[test]
+    fn a_permit_that_was_not_used_says_nothing_of_how_long_others_take() {
+        let (in_flight, start) = (InFlight::default(), Instant::now());
+        let _held = in_flight.enter(1, start).unwrap();
+        in_flight.enter(2, start).unwrap().unused();
+        assert_eq!(in_flight.permits().units, 1);
+        assert_eq!(in_flight.enter(1, start + 30 * SECOND).unwrap_err(), 30 * SECOND, "as long again");
+        drop(in_flight.enter(2, start).unwrap());
+        assert!(in_flight.enter(1, start + 30 * SECOND).unwrap_err() < 30 * SECOND);
     }
 
     #[test]

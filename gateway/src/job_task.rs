@@ -21,7 +21,7 @@ use crate::body_memory::BodyRoom;
 use crate::config::Broker;
 use crate::drain::Drain;
 use crate::jobs::claim::{ABANDONED_AFTER, Claim};
-use crate::jobs::earlier::{keyed_id, own_message_id};
+use crate::jobs::earlier::JobName;
 use crate::jobs::entry::{Entry, PROGRESS, State};
 use crate::jobs::in_time::in_time;
 use crate::jobs::registry::Added;
@@ -46,7 +46,7 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 pub struct Submission {
     pub caller: Arc<Caller>,
     /// The caller's own name for the job; a new UUID if `None`.
-    pub id: Option<String>,
+    pub name: Option<JobName>,
     pub idempotency_key: Option<String>,
     /// Whether the caller can ask for the job later.
     pub kept: bool,
@@ -73,16 +73,9 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
         return Err(draining());
     }
     let owner = submission.caller.name.clone();
-    let (id, message_id) = match (submission.id, &submission.idempotency_key) {
-        (Some(id), _) => {
-            let message_id = own_message_id(&owner, &id);
-            (id, message_id)
-        }
-        (None, Some(key)) => {
-            let id = keyed_id(&owner, key);
-            (id.clone(), id)
-        }
-        (None, None) => {
+    let (id, message_id) = match submission.name {
+        Some(JobName { id, message_id, .. }) => (id, message_id),
+        None => {
             let id = Uuid::now_v7().to_string();
             (id.clone(), id)
         }

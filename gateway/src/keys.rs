@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq as _};
+use tokio::task::spawn_blocking;
 
-use stable_file::StableFile;
+use stable_file::{StableFile, TextDigest, digest_of};
 
 use crate::in_flight::InFlight;
 
@@ -123,6 +124,8 @@ pub struct Keys {
     file: Option<PathBuf>,
     local: Arc<Caller>,
     ring: RwLock<KeyRing>,
+    /// The text that [`open`](Self::open) has read. The file may change before it is watched: a gateway first connects to the broker.
+    first_text: Option<TextDigest>,
 }
 
 impl Keys {
@@ -131,16 +134,18 @@ impl Keys {
     /// # Errors
     /// Everything that is wrong with the file, each with the file's name and without secrets.
     pub fn open(file: Option<&Path>) -> Result<Self, Vec<String>> {
-        let ring = match file {
+        let (ring, first_text) = match file {
             Some(path) => {
                 let text = file::read(path).map_err(|fault| vec![fault])?;
                 let named = |fault| format!("{}, {fault}", path.display());
                 let ring = ring(&text, &KeyRing::default());
-                ring.map_err(|faults| faults.into_iter().map(named).collect::<Vec<_>>())?
+                let ring = ring.map_err(|faults| faults.into_iter().map(named).collect::<Vec<_>>())?;
+                (ring, Some(digest_of(&text)))
             }
-            None => KeyRing::default(),
+            None => (KeyRing::default(), None),
         };
-        Ok(Self { file: file.map(Path::to_owned), local: Arc::new(Caller::local()), ring: RwLock::new(ring) })
+        let (file, local) = (file.map(Path::to_owned), Arc::new(Caller::local()));
+        Ok(Self { file, local, ring: RwLock::new(ring), first_text })
     }
 
     /// Whether callers need a key.
@@ -159,13 +164,16 @@ impl Keys {
         ring.find(|known| digest.ct_eq(known))
     }
 
-    /// Reads the file again whenever it has changed. Ends only with the process.
+    /// Reads the file again whenever it has changed since [`open`](Self::open). Ends only with the process.
     pub async fn watch(self: Arc<Self>) {
         let Some(path) = self.file.clone() else { return };
-        let mut stable = StableFile::new(file::read(&path).ok());
+        let mut stable = StableFile::new(self.first_text);
         loop {
             tokio::time::sleep(RELOAD_EVERY).await;
-            let text = match file::read(&path) {
+            let looked_at = path.clone();
+            // A file system that hangs holds a thread of its own, and not one of the runtime's few. An `Err`: the runtime ends.
+            let Ok(read) = spawn_blocking(move || file::read(&looked_at)).await else { return };
+            let text = match read {
                 Ok(text) if stable.is_new(&text) => text,
                 Ok(_) => continue,
                 Err(error) => {
@@ -287,6 +295,25 @@ mod tests {
         );
         drop(held);
         assert!(second.0[0].1.usage.in_flight.enter(1, Instant::now()).is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_file_that_changes_before_it_is_watched_is_read_again() {
+        const DEADLINE: Duration = Duration::from_secs(90);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let [(removed, first), (added, second)] = [(); 2].map(|()| new_key("a"));
+        std::fs::write(file.path(), first).unwrap();
+        let keys = Arc::new(Keys::open(Some(file.path())).unwrap());
+        std::fs::write(file.path(), second).unwrap();
+        let watching = tokio::spawn(Arc::clone(&keys).watch());
+        let is_read = async {
+            while keys.caller(Some(&added)).is_none() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, is_read).await.unwrap();
+        assert!(keys.caller(Some(&removed)).is_none());
+        watching.abort();
     }
 
     #[test]

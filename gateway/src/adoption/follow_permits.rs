@@ -38,8 +38,13 @@ impl FollowPermits {
     /// About how long it takes until one is free: all are taken, or all that the caller may have.
     pub(super) fn permit(&self, caller: &str, now: Instant) -> Result<FollowPermit, Duration> {
         let of_caller = self.shares.of(caller).enter(self.shares.most(), now)?;
-        let of_all = self.all.enter(FOLLOWED_MAX, now)?;
-        Ok(FollowPermit { _of_all: of_all, _of_caller: of_caller })
+        match self.all.enter(FOLLOWED_MAX, now) {
+            Ok(of_all) => Ok(FollowPermit { _of_all: of_all, _of_caller: of_caller }),
+            Err(after) => {
+                of_caller.unused();
+                Err(after)
+            }
+        }
     }
 }
 

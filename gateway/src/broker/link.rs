@@ -4,6 +4,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,8 +37,7 @@ pub struct Link {
     fleet: Mutex<Fleet>,
     queues: Mutex<Queues>,
     pub withdrawals: Arc<Withdrawals>,
-    /// Since when there is a connection.
-    connected: Mutex<Option<Instant>>,
+    is_connected: AtomicBool,
 }
 
 /// The link's task.
@@ -59,7 +59,7 @@ impl Link {
             fleet: Mutex::default(),
             queues: Mutex::default(),
             withdrawals: Arc::default(),
-            connected: Mutex::new(None),
+            is_connected: AtomicBool::new(false),
         });
         let withdrawing = Withdrawing::default();
         let task = LinkTask { link: Arc::clone(&link), address, name, questions, withdrawing };
@@ -75,7 +75,7 @@ impl Link {
     }
 
     pub fn is_connected(&self) -> bool {
-        lock(&self.connected).is_some()
+        self.is_connected.load(Ordering::Relaxed)
     }
 
     /// How many jobs of a model wait in all its queues, and how many consumers its own has; a second old at most.
@@ -134,10 +134,10 @@ impl LinkTask {
         loop {
             match self.address.connect(&self.name).await {
                 Ok(connection) => {
-                    *lock(&self.link.connected) = Some(Instant::now());
+                    self.link.is_connected.store(true, Ordering::Relaxed);
                     let connection = Arc::new(connection);
                     let Err(error) = self.session(&connection).await;
-                    *lock(&self.link.connected) = None;
+                    self.link.is_connected.store(false, Ordering::Relaxed);
                     last = LastError::default();
                     tracing::warn!(%error, "lost the gateway's own connection to the broker (heartbeats, queue depths, withdrawals): reconnecting");
                 }
@@ -233,7 +233,7 @@ mod tests {
     #[tokio::test]
     async fn a_burst_of_callers_is_answered() {
         let (link, mut task) = Link::new("amqp://localhost".parse().unwrap(), "test".to_owned());
-        *lock(&link.connected) = Some(Instant::now());
+        link.is_connected.store(true, Ordering::Relaxed);
         let depth = |link: &Arc<Link>| {
             let link = Arc::clone(link);
             tokio::spawn(async move { link.depth("m").await })
@@ -254,7 +254,7 @@ mod tests {
     #[tokio::test]
     async fn models_that_nobody_serves_come_last() {
         let (link, mut task) = Link::new("amqp://localhost".parse().unwrap(), "test".to_owned());
-        *lock(&link.connected) = Some(Instant::now());
+        link.is_connected.store(true, Ordering::Relaxed);
         let named = || "served".to_owned();
         let heartbeat = Heartbeat {
             interval_ms: 60_000,
@@ -284,7 +284,7 @@ mod tests {
         let (link, task) = Link::new("amqp://localhost".parse().unwrap(), "test".to_owned());
         assert_eq!(link.depth("m").await, Err(NoAnswer));
         // Dropping the connection also drops the questions that it received.
-        *lock(&link.connected) = Some(Instant::now());
+        link.is_connected.store(true, Ordering::Relaxed);
         drop(task);
         assert_eq!(link.depth("m").await, Err(NoAnswer));
         assert!(link.dead_letters("m").await.is_err());

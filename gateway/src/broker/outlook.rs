@@ -61,13 +61,24 @@ impl Queues {
 
     /// Takes a count. `key` is that of the queue, if it is not the model's name.
     pub fn note(&mut self, model: &str, key: Option<String>, depth: Depth, now: Instant) {
-        if self.by_model.len() >= QUEUES_MAX && !self.by_model.contains_key(model) {
-            self.by_model.retain(|_, counted| now.saturating_duration_since(counted.at) < FRESH);
+        if !self.by_model.contains_key(model) {
+            self.make_room(now);
             if self.by_model.len() >= QUEUES_MAX {
                 return;
             }
         }
         self.by_model.insert(model.to_owned(), Counted { key, depth, at: now, published: 0 });
+    }
+
+    /// Forgets counts if there are too many. First those of names without a queue, because a request can make up any name. Jobs of a model
+    /// whose count is forgotten would lose its key, and go to a queue that does not exist.
+    fn make_room(&mut self, now: Instant) {
+        if self.by_model.len() >= QUEUES_MAX {
+            self.by_model.retain(|_, counted| counted.depth != Depth::NoQueue || counted.key.is_some());
+        }
+        if self.by_model.len() >= QUEUES_MAX {
+            self.by_model.retain(|_, counted| now.saturating_duration_since(counted.at) < FRESH);
+        }
     }
 
     pub fn published(&mut self, model: &str) {
@@ -169,11 +180,31 @@ mod tests {
     #[test]
     fn names_from_requests_take_bounded_memory() {
         let (mut queues, now) = (Queues::default(), Instant::now());
+        let served = Depth::Messages { ready: 0, consumers: 1 };
         for n in 0..QUEUES_MAX + 10 {
-            queues.note(&n.to_string(), None, Depth::NoQueue, now);
+            queues.note(&n.to_string(), None, served, now);
         }
         assert_eq!(queues.by_model.len(), QUEUES_MAX);
         queues.note("later", None, Depth::NoQueue, now + FRESH);
         assert_eq!(queues.by_model.len(), 1);
+    }
+
+    #[test]
+    fn names_that_are_made_up_push_out_no_model() {
+        let (mut queues, now) = (Queues::default(), Instant::now());
+        let served = Depth::Messages { ready: 0, consumers: 1 };
+        let make_up = |queues: &mut Queues, now: Instant| {
+            for n in 0..QUEUES_MAX + 10 {
+                queues.note(&format!("made-up-{n}"), None, Depth::NoQueue, now);
+                assert!(queues.by_model.len() <= QUEUES_MAX);
+            }
+        };
+        queues.note("before", Some("key".to_owned()), served, now);
+        make_up(&mut queues, now);
+        queues.note("meanwhile", Some("key".to_owned()), served, now);
+        make_up(&mut queues, now + Duration::from_secs(60));
+        for model in ["before", "meanwhile"] {
+            assert_eq!((queues.key(model), queues.last(model)), (Some("key"), Some(served)), "{model}");
+        }
     }
 }

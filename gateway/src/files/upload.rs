@@ -131,7 +131,9 @@ impl Upload {
         for path in [description, &self.path] {
             match self.objects.delete(path).await {
                 Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-                Err(error) => tracing::warn!(%error, "cannot remove an upload whose caller has gone"),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot remove what is left of an upload: a sweep removes it when it is old");
+                }
             }
         }
     }

@@ -34,7 +34,8 @@ impl Task {
     pub(crate) async fn read_end(&self) -> Result<Option<State>, StoreUnreadable> {
         let entry = &self.entry;
         let Some((results, _)) = self.recorded().filter(|_| !entry.state().is_end()) else { return Ok(None) };
-        let read = in_time(&entry.id, "look for a job's end", results.read(&entry.owner, &entry.id)).await;
+        let read =
+            in_time(&entry.id, "cannot look for a job's end", results.read(&entry.owner, &entry.id)).await;
         let Some(written) = read.ok_or(StoreUnreadable)?.map_err(|_| StoreUnreadable)? else {
             return Ok(self.is_recorded_as_withdrawn(results).await.then_some(State::Withdrawn));
         };

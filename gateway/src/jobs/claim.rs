@@ -70,6 +70,7 @@ impl Claimant {
 
     /// The claim; `None` while another gateway has it.
     ///
+    /// # Errors
     /// The store fails, or does not support creating an object only if it does not exist.
     pub async fn claim(&mut self) -> object_store::Result<Option<Claim>> {
         let mut own = path(&self.owner, &self.id);

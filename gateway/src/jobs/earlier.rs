@@ -33,12 +33,12 @@ impl JobName {
 }
 
 /// The message id of a job with an id of the caller's choice, which is unique only among that caller's jobs.
-pub fn own_message_id(owner: &str, id: &str) -> String {
+fn own_message_id(owner: &str, id: &str) -> String {
     format!("{owner}/{id}")
 }
 
 /// The id, and message id, of a job with an idempotency key: a hash of both, so that every gateway finds what is stored of it.
-pub fn keyed_id(owner: &str, idempotency_key: &str) -> String {
+fn keyed_id(owner: &str, idempotency_key: &str) -> String {
     let mut hash = Sha256::new();
     // Hash the length as well, so that the boundary between both is unambiguous.
     hash.update((owner.len() as u64).to_le_bytes());

@@ -13,7 +13,7 @@ use crate::keys::is_name;
 const PREFIX: &str = "output-";
 
 /// The id of an output as a file: `output-INDEX-JOB`. Valid only for the job's owner, like the job's id.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OutputId {
     pub index: u32,
     pub job: String,

@@ -1,26 +1,37 @@
 //! Detects when the file of API keys has stopped changing. A file that is still being written may lack keys without being invalid.
 
+use sha2::{Digest as _, Sha256};
+
+/// Tells the texts of the file apart. No text is kept: somebody may have written a key into a comment.
+pub(super) type TextDigest = [u8; 32];
+
+pub(super) fn digest_of(text: &str) -> TextDigest {
+    Sha256::digest(text).into()
+}
+
 /// Accepts a changed text only when two checks in a row saw the same text.
 #[derive(Debug)]
 pub(super) struct StableFile {
-    known: Option<String>,
+    known: Option<TextDigest>,
     /// A changed text that only the last check has seen.
-    seen: Option<String>,
+    seen: Option<TextDigest>,
 }
 
 impl StableFile {
-    pub(super) fn new(known: Option<String>) -> Self {
+    /// `known`: the text that the gateway has read before, if it has read one.
+    pub(super) fn new(known: Option<TextDigest>) -> Self {
         Self { known, seen: None }
     }
 
     /// Whether a text is new, and the check before saw the same text.
     pub(super) fn is_new(&mut self, text: &str) -> bool {
-        if self.known.as_deref() == Some(text) {
+        let text = Some(digest_of(text));
+        if self.known == text {
             self.seen = None;
             return false;
         }
-        if self.seen.as_deref() != Some(text) {
-            self.seen = Some(text.to_owned());
+        if self.seen != text {
+            self.seen = text;
             return false;
         }
         self.known = self.seen.take();
@@ -40,7 +51,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_being_written_is_not_taken() {
-        let mut file = StableFile::new(Some("old".to_owned()));
+        let mut file = StableFile::new(Some(digest_of("old")));
         for (text, is_new) in [
             ("old", false),
             ("", false),

@@ -80,9 +80,10 @@ pub(super) async fn start(config: Config) -> Result<Option<Started>, String> {
     let drain_max = config.http.drain;
     let stores = Stores { results: results.zip(adoption), files, outputs };
     let app = App::new(config, client, link, stores, operator, drained);
+    // Before the log says that it serves: from then on a signal drains it.
+    tokio::spawn(drain_on_signal(drain, drain_max)?);
     tracing::info!(%address, "serving");
     sweeps::begin(&app);
-    tokio::spawn(drain_on_signal(drain, drain_max)?);
     Ok(Some(Started { app, server, spans }))
 }
 

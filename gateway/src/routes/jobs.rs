@@ -158,7 +158,7 @@ async fn admitted(
     };
     let submission = Submission {
         caller: Arc::clone(caller),
-        id,
+        name,
         idempotency_key,
         kept: true,
         model,

@@ -166,9 +166,9 @@ impl Admitted {
             }
             Claimed::Found(FoundJob::Stored(written)) => {
                 let answer = off_runtime(written.len(), move || answer_of(&written)).await;
-                if let Some((answer, name)) = answer.zip(name) {
-                    let (owner, items) = (self.caller.name.clone(), inputs.len());
-                    let entry = Entry::new(name.id, name.message_id, owner, model, items, fingerprint);
+                if let (Some(answer), Some(JobName { id, message_id, .. })) = (answer, &name) {
+                    let (id, message_id, owner) = (id.clone(), message_id.clone(), self.caller.name.clone());
+                    let entry = Entry::new(id, message_id, owner, model, inputs.len(), fingerprint);
                     return Ok((Arc::new(entry), Arc::new(answer)));
                 }
                 // The stored job cannot be read, so the job runs as without a store.
@@ -176,20 +176,21 @@ impl Admitted {
             }
             Claimed::New(claim) => claim,
         };
-        self.publish(Job { model, inputs, params }, fingerprint, claim).await
+        self.publish(Job { model, inputs, params }, fingerprint, name, claim).await
     }
 
     async fn publish(
         self,
         job: Job,
         fingerprint: [u8; 32],
+        name: Option<JobName>,
         claim: Option<Claim>,
     ) -> Result<(Arc<Entry>, Arc<Answer>), Problem> {
         let Self { app, caller, trace, room, permits, idempotency_key, .. } = self;
         let may_come_again = idempotency_key.is_some();
         let submission = Submission {
             caller,
-            id: None,
+            name,
             kept: false,
             idempotency_key,
             model: job.model,

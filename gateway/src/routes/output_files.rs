@@ -1,7 +1,6 @@
 //! The route `/v1/files/output-INDEX-JOB`: downloads a job's output from the store.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::Response;
@@ -154,25 +153,28 @@ fn not_stored(OutputId { index, job }: &OutputId) -> Problem {
     Problem::not_found(&format!("output {index} of the job `{job}` in a store"))
 }
 
-/// Looks up outputs that are inputs of one request. Each job is read from the store only once, however many of its outputs the request
-/// names.
-#[derive(Debug)]
-pub struct Inputs<'a> {
-    pub app: &'a App,
-    pub caller: &'a Caller,
-    pub known: HashMap<String, Vec<Option<String>>>,
-}
-
-impl Inputs<'_> {
-    /// The reference that workers get for an output.
-    ///
-    /// # Errors
-    /// The caller has no such job, it has not ended, or it has no such output in a store.
-    pub async fn uri(&mut self, id: &OutputId) -> Result<String, Problem> {
-        let uris = match self.known.entry(id.job.clone()) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(unknown) => unknown.insert(uris(self.app, self.caller, &id.job).await?),
-        };
-        uris.get(id.index as usize).cloned().flatten().ok_or_else(|| not_stored(id))
+/// The references that workers get for outputs that are inputs of one request. Reads each job once, however many of its outputs the request
+/// names, and keeps those references alone: a job may have 65,536.
+///
+/// # Errors
+/// The caller has no such job, it has not ended, or it has no such output in a store.
+pub async fn references(
+    app: &App,
+    caller: &Caller,
+    ids: Vec<OutputId>,
+) -> Result<HashMap<OutputId, String>, Problem> {
+    let mut by_job = BTreeMap::<String, BTreeSet<u32>>::new();
+    for OutputId { index, job } in ids {
+        by_job.entry(job).or_default().insert(index);
     }
+    let mut found = HashMap::new();
+    for (job, indices) in by_job {
+        let mut uris = uris(app, caller, &job).await?;
+        for index in indices {
+            let id = OutputId { index, job: job.clone() };
+            let uri = uris.get_mut(index as usize).and_then(Option::take).ok_or_else(|| not_stored(&id))?;
+            found.insert(id, uri);
+        }
+    }
+    Ok(found)
 }

@@ -1,7 +1,7 @@
 //! References among the inputs of a job: to uploads, to outputs of jobs, and to other servers. No worker gets a reference to something that
 //! belongs to another caller.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use axum::http::StatusCode;
@@ -73,12 +73,10 @@ pub async fn resolve(
         }
         None => {}
     }
-    let mut outputs = output_files::Inputs { app, caller, known: HashMap::new() };
+    let outputs = output_files::references(app, caller, inputs.iter().filter_map(output).collect()).await?;
     for input in inputs {
-        if let Input::Uri(uri) = input
-            && let Some(output) = OutputId::parse(uri)
-        {
-            *uri = outputs.uri(&output).await?;
+        if let Some(reference) = output(input).and_then(|id| outputs.get(&id)) {
+            *input = Input::Uri(reference.clone());
         }
     }
     Ok(())
@@ -130,6 +128,14 @@ fn uploads(inputs: &[Input]) -> BTreeSet<String> {
         _ => None,
     };
     inputs.iter().filter_map(id).collect()
+}
+
+/// The output that an input names, if it names one.
+fn output(input: &Input) -> Option<OutputId> {
+    match input {
+        Input::Uri(uri) => OutputId::parse(uri),
+        _ => None,
+    }
 }
 
 /// Whether a caller's reference to another server may go to workers.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::keys::is_name;
 
-/// A file that has not grown for so long is left behind: its gateway was killed. The file of a slow upload grows by some MiB at a time, with
+/// A file that has not grown for so long is left behind: its gateway was killed. The file of a slow upload grows by 64 KiB at a time, with
 /// pauses that are much shorter.
 const PAUSE_MAX: Duration = Duration::from_secs(24 * 3600);
 

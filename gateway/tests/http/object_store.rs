@@ -90,7 +90,7 @@ fn an_output_in_an_object_store_is_downloaded_by_its_key_from_every_gateway() {
     let worker = place(&setup, &server, "store.out", "out/deep");
     let gateway = place(&setup, &server, "outputs", "out/deep");
     outputs_of(setup, &worker, &gateway);
-    assert_eq!(keys(&server).len(), 3, "nothing was removed");
+    assert_eq!(keys(&server).len(), 4, "nothing was removed");
 }
 
 /// The keys of the bucket's objects.

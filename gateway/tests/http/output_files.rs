@@ -100,7 +100,7 @@ fn an_output_in_a_folder_is_downloaded_by_its_key_from_every_gateway() {
     let out = setup.folder.path().join("out");
     let stored = Stored::in_folder(setup, &out);
     outputs_are_their_owners_files(&stored);
-    assert_eq!(std::fs::read_dir(&out).unwrap().count(), 3, "nothing was removed");
+    assert_eq!(std::fs::read_dir(&out).unwrap().count(), 4, "nothing was removed");
 }
 
 /// The store is where the settings of worker and gateways say.
@@ -158,13 +158,17 @@ fn outputs_are_their_owners_files(stored: &Stored) {
 }
 
 fn an_output_is_an_input_of_its_owners_jobs(stored: &Stored) {
-    let next = json!({"model": ECHO, "inputs": [{"uri": "output-1-one"}]});
+    // The same one twice.
+    let next = json!({"model": ECHO, "inputs": [{"uri": "output-1-one"}, {"uri": "output-1-one"}]});
     let gateway = &stored.setup.gateways[1];
     assert_eq!(send(gateway, &stored.keys["b"], "PUT", "/v1/jobs/next", Some(&next)).status, 404);
     let ran = send(gateway, &stored.keys["a"], "PUT", "/v1/jobs/next", Some(&next)).json();
-    assert_eq!(ran["output_files"][0]["id"], "output-0-next", "{ran}");
-    let again = download(gateway, &stored.keys["a"], "/v1/files/output-0-next/content").unwrap();
-    assert!(again.bytes == large(), "other bytes");
+    for index in 0..2 {
+        let id = format!("output-{index}-next");
+        assert_eq!(ran["output_files"][index]["id"], id, "{}", ran["output_files"]);
+        let again = download(gateway, &stored.keys["a"], &format!("/v1/files/{id}/content")).unwrap();
+        assert!(again.bytes == large(), "other bytes");
+    }
 }
 
 /// For [`outputs_are_their_owners_files`] in an object store.

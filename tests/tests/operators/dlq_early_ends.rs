@@ -20,6 +20,7 @@ on_queue_types!(
     a_letter_that_stays_is_not_taken_for_its_copy,
     a_retry_without_permission_ends_and_the_letters_stay,
     a_drop_that_cannot_write_says_where_the_letters_are,
+    a_retry_whose_end_is_not_logged_says_what_it_did,
     a_retry_that_loses_the_broker_says_what_was_confirmed,
 );
 
@@ -116,6 +117,29 @@ async fn a_drop_that_cannot_write_says_where_the_letters_are(env: &mut TestEnv) 
     found.sort();
     expected.sort();
     ensure!(found == expected, "{} letters", found.len());
+    Ok(())
+}
+
+/// The action log has room for the beginning of the second retry, and none for its end.
+async fn a_retry_whose_end_is_not_logged_says_what_it_did(env: &mut TestEnv) -> Result<()> {
+    const LETTERS: usize = 400;
+    env.client.declare_queue("elsewhere", env.setup.queue.arguments()).await?;
+    let operator = Operator::at(env)?;
+    let retry = ["retry", "--all", "--yes", "--to", "elsewhere"];
+    add_dead_letters(env, letters(LETTERS)?).await?;
+    operator.run_for(0, &retry).await?;
+    let log = std::fs::read_to_string(operator.path("vramq/actions.jsonl"))?;
+    let begin = log.lines().next().context("an empty action log")?.len();
+    // The second beginning may be somewhat longer, as by the digits of its time.
+    let kib = (log.len() + begin + 512).div_ceil(1024);
+    ensure!(log.len() - begin > 2 * 1024, "the end has room: {log}");
+    add_dead_letters(env, letters(LETTERS)?).await?;
+    let ended = operator.run_with_files_up_to(u32::try_from(kib)?, &retry).await?;
+    ensure!(ended.code == Some(1) && ended.stderr.contains("File too large"), "{ended:?}");
+    ensure!(ended.stderr.contains(&format!("{LETTERS} of {LETTERS} dead letters retried")), "{ended:?}");
+    let sent = drained(env, "elsewhere").await?;
+    ensure!(sent.len() == LETTERS && sent.values().all(|times| *times == 2), "{sent:?}");
+    ensure!(operator.ids().await?.is_empty(), "letters stayed");
     Ok(())
 }
 
