@@ -231,7 +231,8 @@ impl SlotTask {
         if let (Some(returned), Some(Estimated { needed, .. })) = (returned, self.estimated.take()) {
             self.correct(needed, returned);
         }
-        if logged_at.is_some() {
+        // Not where the pool closes meanwhile.
+        if logged_at.is_some() && returned.is_some() {
             tracing::info!(
                 model,
                 seconds = since.elapsed().as_secs(),
