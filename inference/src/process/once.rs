@@ -164,7 +164,7 @@ impl Runner<'_> {
             never = snapshots.go_on(account, &entry, sampler.as_ref()) => match never {},
         };
         let peak = match sampler {
-            Some(sampler) => sampler.stop().await.filter(|peak| *peak > 0),
+            Some(sampler) => Some(sampler.stop().await).filter(|peak| *peak > 0),
             None => None,
         };
         if let Some(peak) = peak {

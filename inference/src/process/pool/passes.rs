@@ -294,7 +294,7 @@ impl SlotTask {
     /// What the pass took, if that could be measured.
     async fn measured(&mut self, measuring: Measuring, warm: &mut Warm) -> Option<u64> {
         match measuring {
-            Measuring::Told(sampler) => sampler.stop().await,
+            Measuring::Told(sampler) => Some(sampler.stop().await),
             Measuring::Lost(mut difference) if warm.is_alive() => {
                 difference.snapshot().await;
                 self.trim(warm).await.ok()?;
