@@ -39,17 +39,13 @@ const NOTED_LIMIT: Duration = Duration::from_secs(5);
 /// How a pass of a one-shot program ended.
 pub(super) struct Ended {
     pub end: PassEnd,
+    /// How many programs were started.
+    pub started: u64,
     pub learnt: Learnt,
     /// What the last program leaves, if one was started.
     pub left: Option<Left>,
     /// No program was started for an item, because its files have this revision by now, and the worker serves another one.
     pub other_revision: Option<String>,
-}
-
-impl Ended {
-    fn new(end: PassEnd, learnt: Learnt, left: Option<Left>) -> Self {
-        Self { end, learnt, left, other_revision: None }
-    }
 }
 
 /// Runs a pass, item by item. It stops after the first program that does not exit, or whose memory is not free soon.
@@ -60,12 +56,12 @@ pub(super) async fn run(
     job: &mut PassJob,
     closing: &mut watch::Receiver<bool>,
 ) -> Ended {
-    let (mut learnt, mut outputs) = (Vec::new(), PassOutputs::default());
+    let ended = |end| Ended { end, started: 0, learnt: Vec::new(), left: None, other_revision: None };
     let (Mode::Once(once), Some(revision)) = (&config.mode, revision) else {
-        let end = PassEnd::NotRun { reason: "the model is not one-shot".to_owned() };
-        return Ended::new(end, learnt, None);
+        return ended(PassEnd::NotRun { reason: "the model is not one-shot".to_owned() });
     };
-    let mut left: Option<Left> = None;
+    let (mut learnt, mut outputs) = (Vec::new(), PassOutputs::default());
+    let (mut started, mut left) = (0, None::<Left>);
     for index in 0..job.request.items.len() {
         let cost = Costs::new(&job.request.items[index]).of(config.vram.per);
         let declared = config.vram.declared_bytes(cost.unwrap_or(0.0));
@@ -76,20 +72,21 @@ pub(super) async fn run(
         }
         let runner = Runner { config, options, once, revision, index };
         let ran = runner.run(job, closing, &mut outputs).await;
+        started += u64::from(ran.left.is_some());
         left = ran.left;
         match ran.end {
             Ok(output) => job.events.output(index, output),
-            Err(end) => return Ended { end, learnt, left, other_revision: ran.other_revision },
+            Err(end) => return Ended { end, started, learnt, left, other_revision: ran.other_revision },
         }
         learnt.extend(cost.zip(ran.peak).filter(|_| config.vram.learn));
         if index + 1 == job.request.items.len() {
             let peak = learnt.iter().map(|(_, peak)| *peak).max();
-            return Ended::new(PassEnd::Done { peak }, learnt, left);
+            return Ended { started, learnt, left, ..ended(PassEnd::Done { peak }) };
         }
     }
     // The items that are left run in another pass.
     let reason = "the last program, or device memory that it held, is still there".to_owned();
-    Ended::new(PassEnd::NotRun { reason }, learnt, left)
+    Ended { started, learnt, left, ..ended(PassEnd::NotRun { reason }) }
 }
 
 /// What items cost, and what their programs took of the device.
@@ -113,6 +110,7 @@ struct ItemRun {
     end: Result<Output, PassEnd>,
     /// Device bytes that it took, if that was measured.
     peak: Option<u64>,
+    /// `None`: it was not started.
     left: Option<Left>,
     /// As in [`Ended`].
     other_revision: Option<String>,

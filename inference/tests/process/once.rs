@@ -162,6 +162,7 @@ async fn how_it_ends_is_judged_by_status_and_text() {
     };
     assert_eq!((report.asked, report.source.as_str()), (Some(2 << 30), "torch"));
     assert!(stderr.contains("Tried to allocate"));
+    assert_eq!(pool.status().slots[0].starts, 2, "the third item has not run");
     for (code, kind, what) in [
         ("sys.exit(3)", FailureKind::Model, "the program exited with status 3"),
         ("raise ValueError('no')", FailureKind::Model, "exited with status 1"),
