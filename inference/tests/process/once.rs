@@ -12,7 +12,7 @@ use vramq_inference::process::{
 };
 use vramq_schemas::Output;
 
-use crate::env::{Env, ended, is_alive, processes_of, python, run, texts, until};
+use crate::env::{Env, ended, is_alive, processes_of, python, run, state, texts, until};
 
 async fn program(env: &Env, command: &[&str], more: &str) -> Pool {
     env.start(env.config_of(command, &format!("mode = \"once\"\n{more}"))).await.unwrap()
@@ -273,8 +273,11 @@ async fn a_program_that_is_gone_takes_no_passes_until_it_is_back() {
     let folder = tempfile::tempdir().unwrap();
     let (program_file, away) = (folder.path().join("program"), folder.path().join("away"));
     std::fs::copy("/usr/bin/cat", &program_file).unwrap();
-    let pool = program(&env, &[program_file.to_str().unwrap(), "{input}"], "").await;
-    assert_eq!(ended(&pool, &["a"]).await.0.len(), 1);
+    let pool = program(&env, &[program_file.to_str().unwrap(), "{input}"], "instances = 2").await;
+    for pass in [run(&pool, &["a"]), run(&pool, &["b"])] {
+        assert_eq!(pass.finish().await.0.len(), 1);
+    }
+    until("two slots are idle", || [0, 1].map(|slot| state(&pool, slot)) == ["idle"; 2]).await;
     std::fs::rename(&program_file, &away).unwrap();
     let (_, end) = ended(&pool, &["a"]).await;
     let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };

@@ -134,7 +134,8 @@ impl SlotTask {
             "cannot start the program: not consuming the model's jobs until the next try"
         );
         self.update(SlotState::BackingOff { until: Instant::now() });
-        self.unavailable(&LoadError::Start(reason.to_owned()), true);
+        // Other slots, idle or not, could not start it either.
+        self.mark_unavailable(&mut self.shared.state(), &LoadError::Start(reason.to_owned()));
     }
 
     /// Waits, and lets passes come again: the next one shows whether the program starts.
