@@ -292,16 +292,21 @@ async fn a_program_that_is_gone_takes_no_passes_until_it_is_back() {
 #[tokio::test]
 async fn the_reason_why_a_program_did_not_start_is_in_the_error() {
     let env = Env::new();
-    let config = env.config_of(&["/bin/cat", "{input}"], "mode = \"once\"");
-    let launcher =
-        Launcher { keeper: KeeperProgram { path: "/no/such/keeper".into() }, ..Launcher::default() };
-    let (account, learned) = (Arc::clone(&env.account), Learned::default());
-    let options = PoolOptions { launcher, account, budget: 0, learned, shares_device: false };
-    let pool = Pool::start(config, options).await.unwrap();
-    let (_, end) = ended(&pool, &["a"]).await;
-    let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };
-    assert!(reason.contains("start a keeper: No such file or directory"), "{reason}");
-    env.close(pool).await;
+    for (keeper, what) in [
+        ("/no/such/keeper", "start a keeper: No such file or directory"),
+        // It takes the argument for the name of a script, and prints that there is none.
+        ("/bin/sh", "__keeper"),
+    ] {
+        let config = env.config_of(&["/bin/cat", "{input}"], "mode = \"once\"");
+        let launcher = Launcher { keeper: KeeperProgram { path: keeper.into() }, ..Launcher::default() };
+        let (account, learned) = (Arc::clone(&env.account), Learned::default());
+        let options = PoolOptions { launcher, account, budget: 0, learned, shares_device: false };
+        let pool = Pool::start(config, options).await.unwrap();
+        let (_, end) = ended(&pool, &["a"]).await;
+        let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };
+        assert!(reason.contains(what), "{reason}");
+        env.close(pool).await;
+    }
 }
 
 /// A device of which the first start of a program panics.
