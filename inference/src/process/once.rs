@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
+use tokio::task::spawn_blocking;
 use tokio::time::{Duration, Instant, sleep, sleep_until, timeout};
 use vramq_schemas::Output;
 
@@ -132,7 +133,7 @@ impl Runner<'_> {
     ) -> ItemRun {
         let item = &job.request.items[self.index];
         let cost = Costs::new(item).of(self.config.vram.per);
-        let prepared = match self.prepare(item, &job.request.params) {
+        let prepared = match self.prepare(item, &job.request.params).await {
             Ok(prepared) => prepared,
             Err(end) => return ItemRun::not(end),
         };
@@ -169,7 +170,10 @@ impl Runner<'_> {
             // A snapshot from before its end shows less free than there is.
             entry.holds(peak, false);
         }
-        let end = end.and_then(|()| self.output(&child, &prepared, printed, outputs));
+        let end = match end {
+            Ok(()) => self.output(&child, &prepared, printed, outputs).await,
+            Err(end) => Err(end),
+        };
         child.finish().await;
         let name = self.config.name.clone();
         // The pass does not wait for long for processes that were killed and do not end.
@@ -213,7 +217,7 @@ impl Runner<'_> {
     }
 
     /// Writes the item to the scratch folder and fills in the arguments.
-    fn prepare(&self, item: &Item, params: &Map<String, Value>) -> Result<Prepared, PassEnd> {
+    async fn prepare(&self, item: &Item, params: &Map<String, Value>) -> Result<Prepared, PassEnd> {
         let failed = |kind, detail: String| self.failed(kind, detail, String::new());
         let view = self.options.account.view();
         let launcher = &self.options.launcher;
@@ -224,22 +228,20 @@ impl Runner<'_> {
         let output = spec.scratch.join(format!("output{}", self.once.output_suffix));
         let templates: Result<Vec<_>, _> =
             self.config.command.iter().map(|argument| Template::parse(argument)).collect();
-        let prepared = templates.map_err(|what| failed(FailureKind::Model, what)).and_then(|templates| {
+        let filled = templates.map_err(|what| failed(FailureKind::Model, what)).and_then(|templates| {
             let arguments: Result<Vec<_>, _> =
                 templates.iter().map(|template| template.fill(&input, &output, params)).collect();
             spec.command = arguments.map_err(|what| failed(FailureKind::Input, what))?;
-            std::fs::write(&input, item.payload()).map_err(|error| {
-                // Makes room: a partly written file has taken disk space.
-                let _ = std::fs::remove_file(&input);
-                PassEnd::not_written(&error, std::slice::from_ref(item), &spec.scratch)
-            })?;
-            let file = templates.iter().any(Template::has_output).then_some(output);
-            Ok(Prepared { spec: spec.clone(), file })
+            Ok(templates.iter().any(Template::has_output).then_some(output))
         });
+        let prepared = match filled {
+            Ok(file) => written(input, item, &spec.scratch).await.map(|()| file),
+            Err(end) => Err(end),
+        };
         if prepared.is_err() {
             let _ = std::fs::remove_dir_all(&spec.scratch);
         }
-        prepared
+        prepared.map(|file| Prepared { spec, file })
     }
 
     /// Waits for the program's end.
@@ -309,7 +311,7 @@ impl Runner<'_> {
     }
 
     /// What the program wrote, as an output.
-    fn output(
+    async fn output(
         &self,
         child: &Child,
         prepared: &Prepared,
@@ -327,7 +329,7 @@ impl Runner<'_> {
         let blobs = if name.is_some() { Vec::new() } else { vec![printed.into_output()] };
         let header =
             OutputHeader { kind, dtype: None, media_type: Some(self.once.media_type.clone()), file: name };
-        outputs.read(&header, blobs, child.scratch()).map_err(|what| {
+        outputs.read_aside(header, blobs, child.scratch().to_owned()).await.map_err(|what| {
             let is_missing = prepared.file.as_ref().is_some_and(|file| !file.exists());
             let what = if is_missing { format!("{what}; {}", there(child.scratch())) } else { what };
             self.failed(FailureKind::Output, what, said)
@@ -337,6 +339,17 @@ impl Runner<'_> {
     fn failed(&self, kind: FailureKind, detail: String, stderr: String) -> PassEnd {
         PassEnd::Failed { kind, item: Some(self.index), detail, stderr }
     }
+}
+
+/// Writes an item to a file, on another thread: the worker's event loop has the runtime's only one.
+async fn written(to: PathBuf, item: &Item, scratch: &Path) -> Result<(), PassEnd> {
+    let payload = item.payload();
+    let written = spawn_blocking(move || {
+        // Makes room: a partly written file has taken disk space.
+        std::fs::write(&to, payload).inspect_err(|_| drop(std::fs::remove_file(&to)))
+    });
+    let written = written.await.unwrap_or_else(|error| Err(error.into()));
+    written.map_err(|error| PassEnd::not_written(&error, std::slice::from_ref(item), scratch))
 }
 
 /// Waits until the job is cancelled or the pool closes.

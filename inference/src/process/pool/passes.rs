@@ -248,8 +248,11 @@ impl SlotTask {
             measuring = Measuring::start(account, keeper, self.base, loaded.as_ref()).await;
         }
         let limits = PassLimits { model: config.name.clone(), item: config.item, kill: config.kill };
+        let is_measured = job.request.measure;
+        // Its items take memory only until they are sent.
+        let request = std::mem::take(&mut job.request);
         let mut end = tokio::select! {
-            end = warm.run(number, &job.request, &limits, &job.events, &mut job.cancellation) => end,
+            end = warm.run(number, request, &limits, &job.events, &mut job.cancellation) => end,
             () = closed(&mut self.closing) => {
                 warm.end_now(config.kill, &config.name).await;
                 PassEnd::Cancelled { killed: true }
@@ -261,7 +264,7 @@ impl SlotTask {
         let sampled = measured.as_ref().ok().copied().flatten();
         if let PassEnd::Done { peak } = &mut end {
             *peak = sampled.max(*peak);
-            if let (Some(peak), Some(cost)) = (*peak, cost.filter(|_| job.request.measure)) {
+            if let (Some(peak), Some(cost)) = (*peak, cost.filter(|_| is_measured)) {
                 shared.state().learned.took(cost, peak);
             }
         }
