@@ -62,7 +62,7 @@ impl Injection {
         match self.fault {
             Fault::Window { skip, fail } => {
                 *state += 1;
-                let within = (skip + 1..=skip.saturating_add(fail)).contains(&*state);
+                let within = *state > skip && *state - skip <= fail;
                 within.then(|| (free.min(bytes.saturating_sub(1)), foreign))
             }
             Fault::Random { probability, .. } => {
@@ -108,6 +108,7 @@ mod tests {
         assert_eq!(failures("skip=2,fail=3", 10), [2, 3, 4]);
         assert_eq!(failures("above=99", 3), [0, 1, 2]);
         assert!(failures("above=100", 3).is_empty());
+        assert!(failures("skip=18446744073709551615,fail=1", 3).is_empty());
         assert!(failures("leak=7", 3).is_empty());
         assert_eq!(Injection::new(Fault::Leak { bytes: 7 }).leaks(), 7);
     }

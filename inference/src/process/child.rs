@@ -123,25 +123,36 @@ impl Child {
         // The command has our copies of the keeper's ends.
         drop(command);
         let keeper_pid = keeper.id().and_then(|id| id.try_into().ok()).unwrap_or(0);
-        let stderr = Stderr::read(errors, model.to_owned());
+        let mut stderr = Stderr::read(errors, model.to_owned());
         let (reports, mut orders) = control.into_split();
         let mut reports = BufReader::new(reports).lines();
         let mut line = serde_json::to_vec(spec).map_err(|error| failed(error.into()))?;
         line.push(b'\n');
-        orders.write_all(&line).await.map_err(failed)?;
+        let reported = async {
+            orders.write_all(&line).await?;
+            next_report(&mut reports).await
+        };
         let not_started = |error| {
             let program = spec.command.first().cloned().unwrap_or_default();
             // For a script without its interpreter the system also reports "no such file", so the exact fault is looked up.
             let error = program::fault(Path::new(&program)).unwrap_or(error);
             StartError::Program { program, error }
         };
-        let pid = match next_report(&mut reports).await.map_err(failed)? {
-            Some(Report::Started { pid }) => pid,
-            Some(Report::NotStarted { error }) => {
+        let pid = match reported.await {
+            Ok(Some(Report::Started { pid })) => pid,
+            Ok(Some(Report::NotStarted { error })) => {
                 let _ = keeper.wait().await;
                 return Err(not_started(error));
             }
-            _ => return Err(failed(io::Error::other(stderr.tail()))),
+            other => {
+                // The keeper has ended. Mostly what it printed says why.
+                stderr.drained(DRAIN_LIMIT).await;
+                return Err(failed(match (stderr.tail().trim_end(), other) {
+                    ("", Err(error)) => error,
+                    ("", Ok(_)) => io::Error::other("it ended before the program was started"),
+                    (printed, _) => io::Error::other(printed.to_owned()),
+                }));
+            }
         };
         let (scratch, cgroup) = (spec.scratch.clone(), spec.cgroup.clone().map(Group::at));
         let child = Self {

@@ -17,6 +17,9 @@ use super::rule::{Consequence, Rule};
 /// More processes on one device hardly ever have something to do: passes of one device share it.
 pub const INSTANCES_MAX: usize = 64;
 
+/// The default of `items_max`.
+pub const ITEMS_MAX_DEFAULT: usize = 8;
+
 const MIB: f64 = 1_048_576.0;
 
 /// What a process model is.
@@ -145,7 +148,9 @@ impl ProcessConfig {
             revision_files: revision_files(&mut reader, &folder),
             idle: reader.seconds("idle_s", 600.0).filter(|idle| !idle.is_zero()),
             vram: vram(&mut reader),
-            items_max: reader.whole("items_max", 1, PASS_ITEMS_MAX as u64).unwrap_or(8) as usize,
+            items_max: reader
+                .whole("items_max", 1, PASS_ITEMS_MAX as u64)
+                .map_or(ITEMS_MAX_DEFAULT, |items| items as usize),
             load: at_least_a_moment(&mut reader, "load_s", 300.0),
             item: at_least_a_moment(&mut reader, "item_s", 600.0),
             kill: reader.seconds("kill_s", 10.0).unwrap_or_default(),

@@ -20,6 +20,7 @@ const LATE_MAX: u32 = 1000;
 pub(super) const LAST_WORD: Duration = Duration::from_millis(500);
 
 /// Why there is no next frame.
+#[derive(Debug)]
 pub(super) enum NoFrame {
     Died(Death),
     Fault(String),

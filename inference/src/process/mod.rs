@@ -41,6 +41,7 @@ pub mod rule;
 pub mod scratch;
 mod shared_snapshot;
 pub mod stderr;
+mod steps;
 mod template;
 pub mod transcript;
 pub mod view;

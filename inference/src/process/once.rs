@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
+use tokio::task::spawn_blocking;
 use tokio::time::{Duration, Instant, sleep, sleep_until, timeout};
 use vramq_schemas::Output;
 
@@ -39,17 +40,13 @@ const NOTED_LIMIT: Duration = Duration::from_secs(5);
 /// How a pass of a one-shot program ended.
 pub(super) struct Ended {
     pub end: PassEnd,
+    /// How many programs were started.
+    pub started: u64,
     pub learnt: Learnt,
     /// What the last program leaves, if one was started.
     pub left: Option<Left>,
     /// No program was started for an item, because its files have this revision by now, and the worker serves another one.
     pub other_revision: Option<String>,
-}
-
-impl Ended {
-    fn new(end: PassEnd, learnt: Learnt, left: Option<Left>) -> Self {
-        Self { end, learnt, left, other_revision: None }
-    }
 }
 
 /// Runs a pass, item by item. It stops after the first program that does not exit, or whose memory is not free soon.
@@ -60,12 +57,12 @@ pub(super) async fn run(
     job: &mut PassJob,
     closing: &mut watch::Receiver<bool>,
 ) -> Ended {
-    let (mut learnt, mut outputs) = (Vec::new(), PassOutputs::default());
+    let ended = |end| Ended { end, started: 0, learnt: Vec::new(), left: None, other_revision: None };
     let (Mode::Once(once), Some(revision)) = (&config.mode, revision) else {
-        let end = PassEnd::NotRun { reason: "the model is not one-shot".to_owned() };
-        return Ended::new(end, learnt, None);
+        return ended(PassEnd::NotRun { reason: "the model is not one-shot".to_owned() });
     };
-    let mut left: Option<Left> = None;
+    let (mut learnt, mut outputs) = (Vec::new(), PassOutputs::default());
+    let (mut started, mut left) = (0, None::<Left>);
     for index in 0..job.request.items.len() {
         let cost = Costs::new(&job.request.items[index]).of(config.vram.per);
         let declared = config.vram.declared_bytes(cost.unwrap_or(0.0));
@@ -76,20 +73,21 @@ pub(super) async fn run(
         }
         let runner = Runner { config, options, once, revision, index };
         let ran = runner.run(job, closing, &mut outputs).await;
+        started += u64::from(ran.left.is_some());
         left = ran.left;
         match ran.end {
             Ok(output) => job.events.output(index, output),
-            Err(end) => return Ended { end, learnt, left, other_revision: ran.other_revision },
+            Err(end) => return Ended { end, started, learnt, left, other_revision: ran.other_revision },
         }
         learnt.extend(cost.zip(ran.peak).filter(|_| config.vram.learn));
         if index + 1 == job.request.items.len() {
             let peak = learnt.iter().map(|(_, peak)| *peak).max();
-            return Ended::new(PassEnd::Done { peak }, learnt, left);
+            return Ended { started, learnt, left, ..ended(PassEnd::Done { peak }) };
         }
     }
     // The items that are left run in another pass.
     let reason = "the last program, or device memory that it held, is still there".to_owned();
-    Ended::new(PassEnd::NotRun { reason }, learnt, left)
+    Ended { started, learnt, left, ..ended(PassEnd::NotRun { reason }) }
 }
 
 /// What items cost, and what their programs took of the device.
@@ -113,6 +111,7 @@ struct ItemRun {
     end: Result<Output, PassEnd>,
     /// Device bytes that it took, if that was measured.
     peak: Option<u64>,
+    /// `None`: it was not started.
     left: Option<Left>,
     /// As in [`Ended`].
     other_revision: Option<String>,
@@ -134,7 +133,7 @@ impl Runner<'_> {
     ) -> ItemRun {
         let item = &job.request.items[self.index];
         let cost = Costs::new(item).of(self.config.vram.per);
-        let prepared = match self.prepare(item, &job.request.params) {
+        let prepared = match self.prepare(item, &job.request.params).await {
             Ok(prepared) => prepared,
             Err(end) => return ItemRun::not(end),
         };
@@ -164,14 +163,17 @@ impl Runner<'_> {
             never = snapshots.go_on(account, &entry, sampler.as_ref()) => match never {},
         };
         let peak = match sampler {
-            Some(sampler) => sampler.stop().await.filter(|peak| *peak > 0),
+            Some(sampler) => Some(sampler.stop().await).filter(|peak| *peak > 0),
             None => None,
         };
         if let Some(peak) = peak {
             // A snapshot from before its end shows less free than there is.
             entry.holds(peak, false);
         }
-        let end = end.and_then(|()| self.output(&child, &prepared, printed, outputs));
+        let end = match end {
+            Ok(()) => self.output(&child, &prepared, printed, outputs).await,
+            Err(end) => Err(end),
+        };
         child.finish().await;
         let name = self.config.name.clone();
         // The pass does not wait for long for processes that were killed and do not end.
@@ -215,7 +217,7 @@ impl Runner<'_> {
     }
 
     /// Writes the item to the scratch folder and fills in the arguments.
-    fn prepare(&self, item: &Item, params: &Map<String, Value>) -> Result<Prepared, PassEnd> {
+    async fn prepare(&self, item: &Item, params: &Map<String, Value>) -> Result<Prepared, PassEnd> {
         let failed = |kind, detail: String| self.failed(kind, detail, String::new());
         let view = self.options.account.view();
         let launcher = &self.options.launcher;
@@ -226,22 +228,20 @@ impl Runner<'_> {
         let output = spec.scratch.join(format!("output{}", self.once.output_suffix));
         let templates: Result<Vec<_>, _> =
             self.config.command.iter().map(|argument| Template::parse(argument)).collect();
-        let prepared = templates.map_err(|what| failed(FailureKind::Model, what)).and_then(|templates| {
+        let filled = templates.map_err(|what| failed(FailureKind::Model, what)).and_then(|templates| {
             let arguments: Result<Vec<_>, _> =
                 templates.iter().map(|template| template.fill(&input, &output, params)).collect();
             spec.command = arguments.map_err(|what| failed(FailureKind::Input, what))?;
-            std::fs::write(&input, item.payload()).map_err(|error| {
-                // Makes room: a partly written file has taken disk space.
-                let _ = std::fs::remove_file(&input);
-                PassEnd::not_written(&error, std::slice::from_ref(item), &spec.scratch)
-            })?;
-            let file = templates.iter().any(Template::has_output).then_some(output);
-            Ok(Prepared { spec: spec.clone(), file })
+            Ok(templates.iter().any(Template::has_output).then_some(output))
         });
+        let prepared = match filled {
+            Ok(file) => written(input, item, &spec.scratch).await.map(|()| file),
+            Err(end) => Err(end),
+        };
         if prepared.is_err() {
             let _ = std::fs::remove_dir_all(&spec.scratch);
         }
-        prepared
+        prepared.map(|file| Prepared { spec, file })
     }
 
     /// Waits for the program's end.
@@ -311,7 +311,7 @@ impl Runner<'_> {
     }
 
     /// What the program wrote, as an output.
-    fn output(
+    async fn output(
         &self,
         child: &Child,
         prepared: &Prepared,
@@ -329,7 +329,7 @@ impl Runner<'_> {
         let blobs = if name.is_some() { Vec::new() } else { vec![printed.into_output()] };
         let header =
             OutputHeader { kind, dtype: None, media_type: Some(self.once.media_type.clone()), file: name };
-        outputs.read(&header, blobs, child.scratch()).map_err(|what| {
+        outputs.read_aside(header, blobs, child.scratch().to_owned()).await.map_err(|what| {
             let is_missing = prepared.file.as_ref().is_some_and(|file| !file.exists());
             let what = if is_missing { format!("{what}; {}", there(child.scratch())) } else { what };
             self.failed(FailureKind::Output, what, said)
@@ -339,6 +339,17 @@ impl Runner<'_> {
     fn failed(&self, kind: FailureKind, detail: String, stderr: String) -> PassEnd {
         PassEnd::Failed { kind, item: Some(self.index), detail, stderr }
     }
+}
+
+/// Writes an item to a file, on another thread: the worker's event loop has the runtime's only one.
+async fn written(to: PathBuf, item: &Item, scratch: &Path) -> Result<(), PassEnd> {
+    let payload = item.payload();
+    let written = spawn_blocking(move || {
+        // Makes room: a partly written file has taken disk space.
+        std::fs::write(&to, payload).inspect_err(|_| drop(std::fs::remove_file(&to)))
+    });
+    let written = written.await.unwrap_or_else(|error| Err(error.into()));
+    written.map_err(|error| PassEnd::not_written(&error, std::slice::from_ref(item), scratch))
 }
 
 /// Waits until the job is cancelled or the pool closes.

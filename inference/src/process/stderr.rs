@@ -115,6 +115,7 @@ async fn read_all(from: Arc<pipe::Receiver>, tail: Arc<Mutex<Tail>>, model: Stri
         consume_budget().await;
     }
     log.end_line();
+    log.tell_unlogged();
 }
 
 /// Moves what is in the pipe to the tail, under the lock, so that [`Stderr::mark`] sees it in one of them.
@@ -132,7 +133,7 @@ struct Log {
     second: Instant,
     /// Lines logged in this second.
     lines: u32,
-    /// Lines left out in this second.
+    /// Lines left out and not told of.
     unlogged: u64,
 }
 
@@ -155,20 +156,22 @@ impl Log {
             return;
         }
         if self.second.elapsed() >= Duration::from_secs(1) {
-            if self.unlogged > 0 {
-                tracing::info!(
-                    model = self.model,
-                    lines = self.unlogged,
-                    "left out lines that the model printed"
-                );
-            }
-            (self.second, self.lines, self.unlogged) = (Instant::now(), 0, 0);
+            self.tell_unlogged();
+            (self.second, self.lines) = (Instant::now(), 0);
         }
         self.lines += 1;
         if self.lines > LINES_PER_SECOND_MAX {
             self.unlogged += 1;
         } else {
             tracing::info!(model = self.model, line = text, "model output");
+        }
+    }
+
+    /// Says how many lines were left out since this was last said, if any.
+    fn tell_unlogged(&mut self) {
+        let lines = std::mem::take(&mut self.unlogged);
+        if lines > 0 {
+            tracing::info!(model = self.model, lines, "left out lines that the model printed");
         }
     }
 }
@@ -204,6 +207,25 @@ mod tests {
         .await;
         assert!(tail.len() <= TAIL_BYTES);
         assert!(tail.ends_with("line 399998\nline 399999\n"));
+    }
+
+    /// A program prints most when it fails, and nothing after that.
+    #[test]
+    fn the_log_says_how_many_of_the_last_lines_were_left_out() {
+        let written = tempfile::NamedTempFile::new().unwrap();
+        let to = tracing_subscriber::fmt().with_ansi(false).with_writer(written.reopen().unwrap()).finish();
+        // No second ends within the test.
+        let second = Instant::now() + Duration::from_secs(3600);
+        let mut log = Log { model: "m".to_owned(), line: Vec::new(), second, lines: 0, unlogged: 0 };
+        tracing::subscriber::with_default(to, || {
+            (0..LINES_PER_SECOND_MAX + 7).for_each(|_| log.take(b"a line\n"));
+            log.tell_unlogged();
+            log.tell_unlogged();
+        });
+        let written = std::fs::read_to_string(written.path()).unwrap();
+        assert_eq!(written.matches("a line").count(), LINES_PER_SECOND_MAX as usize, "{written}");
+        assert_eq!(written.matches("left out lines").count(), 1, "{written}");
+        assert!(written.trim_end().ends_with("lines=7"), "{written}");
     }
 
     #[tokio::test]

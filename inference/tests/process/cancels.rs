@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use serde_json::json;
-use vramq_inference::process::{PassEnd, PassEvent};
+use vramq_inference::process::{PassEnd, PassEvent, PassRequest};
 
 use crate::device::FileDevice;
-use crate::env::{Env, done, pid, run, state, until};
+use crate::env::{Env, done, pid, run, state, texts, until};
 
 #[tokio::test]
 async fn a_cancelled_pass_reports_how_it_ended() {
@@ -109,4 +109,31 @@ async fn no_process_is_started_for_a_pass_that_is_cancelled_while_it_waits_for_m
     assert!(matches!(first.finish().await.1, PassEnd::Cancelled { .. }));
     assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
     env.close(pool).await;
+}
+
+/// One that has the device for itself waits for programs that load.
+#[tokio::test]
+async fn a_pass_that_is_cancelled_while_it_waits_for_a_load_does_not_begin() {
+    let folder = tempfile::tempdir().unwrap();
+    let env = Env::on(Arc::new(FileDevice::new(folder.path(), 1000, true)));
+    let begun = folder.path().join("begun");
+    let warm = env.probe("").await;
+    let touch = ["/usr/bin/touch", begun.to_str().unwrap()];
+    let once = env.start(env.config_of(&touch, "mode = \"once\"")).await.unwrap();
+    // As for a program that loads.
+    let reserved = env.account.admit(1, || false, |_, _| ()).await.unwrap();
+    for pool in [&warm, &once] {
+        let items = texts(&[&format!("write {}", begun.display())]);
+        let pass = pool.run(PassRequest { exclusive: true, ..items }).unwrap();
+        until("its slot has it", || state(pool, 0) == "running").await;
+        pass.cancel();
+        let (_, end) = pass.finish().await;
+        assert!(matches!(end, PassEnd::Cancelled { killed: false }), "{end:?}");
+    }
+    drop(reserved);
+    assert_eq!(done(&warm, &["echo a"]).await, [json!("a")]);
+    assert!(!begun.exists());
+    assert_eq!(once.status().slots[0].starts, 0);
+    warm.close().await;
+    env.close(once).await;
 }

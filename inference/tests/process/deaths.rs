@@ -201,6 +201,22 @@ async fn at_trim_and_ping_and_in_pong_an_idle_process_is_replaced() {
     mortal.env.close(pool).await;
 }
 
+/// The worker asks for both before a pass that it measures, as the first ones are.
+#[tokio::test]
+async fn at_trim_and_ping_and_in_pong_before_a_pass_it_has_not_run() {
+    let mortal = Mortal::new();
+    for (at, kind) in [("die_at", "trim"), ("die_at", "ping"), ("die_in", "pong")] {
+        let pool = mortal.start("").await.unwrap();
+        mortal.wish(json!({at: kind, "cut": 0}));
+        // No job is charged for what happens before it.
+        let (outputs, end) = ended(&pool, &["{}"]).await;
+        assert!(outputs.is_empty() && matches!(end, PassEnd::NotRun { .. }), "{kind}: {end:?}");
+        assert!(mortal.is_granted());
+        mortal.serves(&pool).await;
+        mortal.env.close(pool).await;
+    }
+}
+
 #[tokio::test]
 async fn at_shutdown_nothing_is_left() {
     let mortal = Mortal::new();

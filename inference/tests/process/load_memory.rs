@@ -1,10 +1,12 @@
 //! Device memory of programs that load: it is back before the slot of a failed load is used again, and passes do not get it meanwhile.
 
+use std::sync::Arc;
+
 use serde_json::json;
-use vramq_inference::process::{PassEnd, PassRequest, SlotState};
+use vramq_inference::process::{DeviceView, PassEnd, PassRequest, Reading, SlotState};
 
 use crate::device::Stranger;
-use crate::env::{done, ended, run, state, texts, until};
+use crate::env::{Env, done, ended, run, state, texts, until};
 use crate::memory::{MIB, env_with};
 
 /// The process had not loaded its model yet.
@@ -76,4 +78,35 @@ async fn memory_is_reserved_for_a_program_until_it_has_taken_it() {
         assert_eq!(env.account.promised(), 0);
         env.close(pool).await;
     }
+}
+
+/// As one whose driver hangs.
+#[derive(Debug)]
+struct Unreadable;
+
+impl DeviceView for Unreadable {
+    fn name(&self) -> &str {
+        "cuda:0"
+    }
+
+    fn memory(&self, _: &[i32]) -> Option<Reading> {
+        None
+    }
+
+    fn held_by(&self, _: &[i32]) -> Option<u64> {
+        None
+    }
+
+    fn env(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+}
+
+#[tokio::test]
+async fn a_device_that_cannot_be_read_is_not_said_to_be_full() {
+    let env = Env::on(Arc::new(Unreadable));
+    let config = env.config("probe.py", "load_s = 1\nvram = { base_mib = 600 }");
+    let error = env.start(config).await.unwrap_err().to_string();
+    assert!(error.starts_with("the memory of the device cannot be read"), "{error}");
+    env.assert_clean();
 }

@@ -12,7 +12,7 @@ use vramq_inference::process::{
 };
 use vramq_schemas::Output;
 
-use crate::env::{Env, ended, is_alive, processes_of, python, run, texts, until};
+use crate::env::{Env, ended, is_alive, processes_of, python, run, state, texts, until};
 
 async fn program(env: &Env, command: &[&str], more: &str) -> Pool {
     env.start(env.config_of(command, &format!("mode = \"once\"\n{more}"))).await.unwrap()
@@ -162,6 +162,7 @@ async fn how_it_ends_is_judged_by_status_and_text() {
     };
     assert_eq!((report.asked, report.source.as_str()), (Some(2 << 30), "torch"));
     assert!(stderr.contains("Tried to allocate"));
+    assert_eq!(pool.status().slots[0].starts, 2, "the third item has not run");
     for (code, kind, what) in [
         ("sys.exit(3)", FailureKind::Model, "the program exited with status 3"),
         ("raise ValueError('no')", FailureKind::Model, "exited with status 1"),
@@ -272,8 +273,11 @@ async fn a_program_that_is_gone_takes_no_passes_until_it_is_back() {
     let folder = tempfile::tempdir().unwrap();
     let (program_file, away) = (folder.path().join("program"), folder.path().join("away"));
     std::fs::copy("/usr/bin/cat", &program_file).unwrap();
-    let pool = program(&env, &[program_file.to_str().unwrap(), "{input}"], "").await;
-    assert_eq!(ended(&pool, &["a"]).await.0.len(), 1);
+    let pool = program(&env, &[program_file.to_str().unwrap(), "{input}"], "instances = 2").await;
+    for pass in [run(&pool, &["a"]), run(&pool, &["b"])] {
+        assert_eq!(pass.finish().await.0.len(), 1);
+    }
+    until("two slots are idle", || [0, 1].map(|slot| state(&pool, slot)) == ["idle"; 2]).await;
     std::fs::rename(&program_file, &away).unwrap();
     let (_, end) = ended(&pool, &["a"]).await;
     let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };
@@ -288,16 +292,21 @@ async fn a_program_that_is_gone_takes_no_passes_until_it_is_back() {
 #[tokio::test]
 async fn the_reason_why_a_program_did_not_start_is_in_the_error() {
     let env = Env::new();
-    let config = env.config_of(&["/bin/cat", "{input}"], "mode = \"once\"");
-    let launcher =
-        Launcher { keeper: KeeperProgram { path: "/no/such/keeper".into() }, ..Launcher::default() };
-    let (account, learned) = (Arc::clone(&env.account), Learned::default());
-    let options = PoolOptions { launcher, account, budget: 0, learned, shares_device: false };
-    let pool = Pool::start(config, options).await.unwrap();
-    let (_, end) = ended(&pool, &["a"]).await;
-    let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };
-    assert!(reason.contains("start a keeper: No such file or directory"), "{reason}");
-    env.close(pool).await;
+    for (keeper, what) in [
+        ("/no/such/keeper", "start a keeper: No such file or directory"),
+        // It takes the argument for the name of a script, and prints that there is none.
+        ("/bin/sh", "__keeper"),
+    ] {
+        let config = env.config_of(&["/bin/cat", "{input}"], "mode = \"once\"");
+        let launcher = Launcher { keeper: KeeperProgram { path: keeper.into() }, ..Launcher::default() };
+        let (account, learned) = (Arc::clone(&env.account), Learned::default());
+        let options = PoolOptions { launcher, account, budget: 0, learned, shares_device: false };
+        let pool = Pool::start(config, options).await.unwrap();
+        let (_, end) = ended(&pool, &["a"]).await;
+        let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };
+        assert!(reason.contains(what), "{reason}");
+        env.close(pool).await;
+    }
 }
 
 /// A device of which the first start of a program panics.

@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
+use vramq_inference::process::config::ITEMS_MAX_DEFAULT;
 use vramq_inference::process::protocol::PASS_ITEMS_MAX;
 use vramq_inference::process::{Place, ProcessConfig};
 
@@ -14,9 +15,6 @@ use crate::tell;
 
 /// What runs a Python file that names no interpreter itself.
 const PYTHON: &str = "python3";
-
-/// The default of `items_max`.
-const ITEMS_MAX: usize = 8;
 
 /// A program, and how it is to be started.
 pub(crate) struct Program {
@@ -50,7 +48,7 @@ pub(crate) fn read(program: &Program, batch: usize) -> Result<ProcessConfig, Vec
     let name = file.file_stem().unwrap_or_default().to_string_lossy();
     let folder = file.parent().map_or_else(|| PathBuf::from("/"), Path::to_owned);
     let env = program.variables.iter().map(|(name, value)| (name.clone(), Value::from(value.clone())));
-    let items_max = batch.clamp(ITEMS_MAX, PASS_ITEMS_MAX);
+    let items_max = batch.clamp(ITEMS_MAX_DEFAULT, PASS_ITEMS_MAX);
     let mut table = Table::from_iter([
         ("command".to_owned(), Value::from(command)),
         ("folder".to_owned(), Value::from(folder.display().to_string())),

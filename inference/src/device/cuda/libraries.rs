@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-/// The newest major version of CUDA whose libraries this program knows, and the oldest.
+/// The major versions of CUDA whose libraries this program knows.
 const MAJORS: std::ops::RangeInclusive<i32> = 12..=13;
 
 /// A library that is open.

@@ -69,8 +69,8 @@ pub struct CudaDevice {
     lock: DeviceLock,
     injection: OnceLock<Injection>,
     libraries: Libraries,
-    /// Tells processes apart. Opened at its first use, if NVML is there.
-    monitor: OnceLock<Option<Monitor>>,
+    /// Tells processes apart, if NVML is there.
+    monitor: Option<Arc<Monitor>>,
     /// Bytes that creating the context took; `None` if that is unknown.
     context_cost: Option<u64>,
     /// The newest readings of the sensors, and when they were complete.
@@ -92,8 +92,18 @@ enum Noticed {
 
 impl CudaDevice {
     fn new(parts: open::Parts, cap: Option<u64>) -> Self {
-        let open::Parts { found, capability, context, context_cost, stream, end, pool, lock, libraries } =
-            parts;
+        let open::Parts {
+            found,
+            capability,
+            monitor,
+            context,
+            context_cost,
+            stream,
+            end,
+            pool,
+            lock,
+            libraries,
+        } = parts;
         let nothing = Reading { total: found.total, room: 0 };
         Self {
             found,
@@ -110,7 +120,7 @@ impl CudaDevice {
             lock,
             injection: OnceLock::new(),
             libraries,
-            monitor: OnceLock::new(),
+            monitor,
             context_cost,
             telemetry: Mutex::default(),
             wants_trim: AtomicBool::new(false),
@@ -295,8 +305,7 @@ impl Device for CudaDevice {
     }
 
     fn held_by(&self, pids: &[i32]) -> Option<u64> {
-        let monitor = self.monitor.get_or_init(|| Monitor::open(&self.found.uuid).ok());
-        monitor.as_ref()?.held_by(pids)
+        self.monitor.as_ref()?.held_by(pids)
     }
 
     fn program_env(&self) -> Vec<(String, String)> {

@@ -101,6 +101,7 @@ fn hint(code: &Code) -> &'static str {
 pub(super) struct Parts {
     pub found: Found,
     pub capability: (u32, u32),
+    pub monitor: Option<Arc<Monitor>>,
     pub context: Arc<Context>,
     pub context_cost: Option<u64>,
     pub stream: Arc<Stream>,
@@ -128,10 +129,11 @@ impl CudaDevice {
             .inspect_err(
                 |error| tracing::info!(%error, "NVML is not available: no temperature, power or use of the device, and the memory of the CUDA context is unknown"),
             )
-            .ok();
+            .ok()
+            .map(Arc::new);
         let ordinal = i32::try_from(found.ordinal).unwrap_or(i32::MAX);
         let (context, context_cost) =
-            make_context(ordinal, monitor.as_ref()).map_err(failed("make a context"))?;
+            make_context(ordinal, monitor.as_deref()).map_err(failed("make a context"))?;
         let stream = Stream::new(&context).map_err(failed("make a stream"))?;
         let end = Event::new(&context, EventKind::Slept).map_err(failed("make an event"))?;
         let pool = Pool::new(Arc::clone(&stream), ordinal, driver.version, options.cap)
@@ -143,11 +145,12 @@ impl CudaDevice {
             attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         );
         let libraries = Libraries::open(driver.version, options.libraries.as_deref());
-        let parts = Parts { found, capability, context, context_cost, stream, end, pool, lock, libraries };
+        let parts =
+            Parts { found, capability, monitor, context, context_cost, stream, end, pool, lock, libraries };
         let device = Arc::new(Self::new(parts, options.cap));
         device.read()?;
         device.tell(driver.version);
-        watch::start(&device, monitor).map_err(OpenError::Thread)?;
+        watch::start(&device).map_err(OpenError::Thread)?;
         Ok(device)
     }
 }

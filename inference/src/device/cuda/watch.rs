@@ -19,10 +19,10 @@ const TELEMETRY_EVERY: u32 = 4;
 ///
 /// # Errors
 /// The system has no thread to give.
-pub(super) fn start(device: &Arc<CudaDevice>, monitor: Option<Monitor>) -> io::Result<()> {
-    let watched = Arc::downgrade(device);
+pub(super) fn start(device: &Arc<CudaDevice>) -> io::Result<()> {
+    let (watched, monitor) = (Arc::downgrade(device), device.monitor.clone());
     let name = format!("watch {}", device.found.name);
-    thread::Builder::new().name(name).spawn(move || watch(&watched, monitor.as_ref())).map(drop)
+    thread::Builder::new().name(name).spawn(move || watch(&watched, monitor.as_deref())).map(drop)
 }
 
 fn watch(watched: &Weak<CudaDevice>, monitor: Option<&Monitor>) {

@@ -31,6 +31,9 @@ const KILL_ROUND: Duration = Duration::from_millis(5);
 /// context.
 const STUCK: Duration = Duration::from_secs(10);
 
+/// Between two rounds after that. Longer, because a round reads all processes of the machine, and a driver may not end for hours.
+const LATE_ROUND: Duration = Duration::from_millis(500);
+
 /// The longest first line. An environment may be some 100 KiB.
 const SPEC_BYTES_MAX: u64 = 4 << 20;
 
@@ -310,7 +313,7 @@ impl Keeper {
                 reported = true;
                 let _ = report(&self.worker, &Report::Stuck { pids: left });
             }
-            sleep(KILL_ROUND);
+            sleep(if reported { LATE_ROUND } else { KILL_ROUND });
         }
     }
 

@@ -4,6 +4,7 @@ mod backoff;
 mod leak;
 mod needs;
 mod one_shot;
+mod pass_watch;
 mod passes;
 mod room;
 mod slot;

@@ -33,7 +33,6 @@ impl SlotTask {
             };
             let number = self.shared.passes.fetch_add(1, Ordering::Relaxed);
             self.update(SlotState::Running { pass: number });
-            let starts = job.request.items.len() as u64;
             let shared = Arc::clone(&self.shared);
             let watch = shared.watch.as_ref();
             let entered = {
@@ -45,12 +44,16 @@ impl SlotTask {
                     () = closed(&mut self.closing) => None,
                 }
             };
-            let once::Ended { end, learnt, left, other_revision } =
+            if entered.is_none() && job.cancellation.is_cancelled() {
+                job.end(PassEnd::Cancelled { killed: false });
+                continue;
+            }
+            let once::Ended { end, started, learnt, left, other_revision } =
                 once::run(&shared.config, &shared.options, watch, &mut job, &mut self.closing).await;
             drop(entered);
             {
                 let mut state = shared.state();
-                state.slots[self.index].status.starts += starts;
+                state.slots[self.index].status.starts += started;
                 learnt.into_iter().for_each(|(cost, peak)| state.learned.took(cost, peak));
             }
             if let (Some(found), PassEnd::NotRun { reason }) = (other_revision, &end) {
@@ -131,7 +134,8 @@ impl SlotTask {
             "cannot start the program: not consuming the model's jobs until the next try"
         );
         self.update(SlotState::BackingOff { until: Instant::now() });
-        self.unavailable(&LoadError::Start(reason.to_owned()), true);
+        // Other slots, idle or not, could not start it either.
+        self.mark_unavailable(&mut self.shared.state(), &LoadError::Start(reason.to_owned()));
     }
 
     /// Waits, and lets passes come again: the next one shows whether the program starts.

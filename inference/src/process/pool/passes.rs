@@ -1,18 +1,18 @@
 //! Gives a slot's process one pass after the other until the process has to end, and ends it.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tokio::time::{Duration, Instant, MissedTickBehavior, interval, sleep, sleep_until};
+use tokio::time::{Duration, Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::leak::Leak;
+use super::pass_watch::{LOOK_EVERY, beside_pass};
 use super::room::PATIENCE;
 use super::slot::{SlotTask, closed};
 use super::status::SlotState;
 use crate::process::accepts::Accepts;
 use crate::process::cost::{Costs, of_pass};
-use crate::process::memory::{Claim, DeviceAccount, Entry, RunningPass, Snapshot};
+use crate::process::memory::{Entry, RunningPass};
 use crate::process::pass::{PassEnd, PassJob};
 use crate::process::peak::Measuring;
 use crate::process::protocol::FailureKind;
@@ -20,10 +20,6 @@ use crate::process::warm::{PassLimits, Warm};
 
 /// How often to ping an idle process, and to read what it holds on the device.
 const PING_EVERY: Duration = Duration::from_secs(10);
-
-/// How often to take a snapshot of the device while a pass runs. So what others take meanwhile does not count as memory of a process that
-/// dies in it.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// How long an idle process keeps memory for its next pass, if others could use it. What it keeps counts as free for passes.
 const TRIM_AFTER: Duration = Duration::from_secs(1);
@@ -113,7 +109,10 @@ impl SlotTask {
             let number = self.shared.passes.fetch_add(1, Ordering::Relaxed);
             self.update(SlotState::Running { pass: number });
             self.shared.state().slots[self.index].status.keeps_memory = true;
-            let ran = self.run(warm, number, job).await;
+            let ran = match self.run(warm, number, job).await {
+                Ok(ran) => ran,
+                Err(reason) => return reason,
+            };
             let is_closing = *self.closing.borrow();
             if ran == RunOutcome::Done {
                 self.backoff.succeeded();
@@ -211,8 +210,8 @@ impl SlotTask {
         None
     }
 
-    /// Runs a pass.
-    async fn run(&mut self, warm: &mut Warm, number: u64, mut job: PassJob) -> RunOutcome {
+    /// Runs a pass. The process has to end where the reason for that comes back: it did not answer before the pass or after it.
+    async fn run(&mut self, warm: &mut Warm, number: u64, mut job: PassJob) -> Result<RunOutcome, EndReason> {
         let shared = Arc::clone(&self.shared);
         let config = &shared.config;
         if let Some((item, why)) = refused(&job, &warm.ready().accepts) {
@@ -223,16 +222,25 @@ impl SlotTask {
                 detail,
                 stderr: String::new(),
             });
-            return RunOutcome::Done;
+            return Ok(RunOutcome::Done);
         }
         let costs: Vec<Costs> = job.request.items.iter().map(Costs::new).collect();
         let cost = of_pass(&costs, config.vram.per).filter(|_| config.vram.learn);
         job.request.measure = cost.is_some_and(|cost| shared.state().learned.should_measure(cost));
         // What an earlier pass left would count for this one.
-        if job.request.measure && self.trim(warm).await.is_err() {
-            job.request.measure = false;
+        if job.request.measure
+            && let Err(reason) = self.trim(warm).await
+        {
+            // The pass is not to blame, and another process may run it.
+            job.end(PassEnd::NotRun { reason: "its process failed before it began".to_owned() });
+            return Err(reason);
         }
-        let _entry = self.enter_pass(warm, &mut job).await;
+        // Until the pass has ended.
+        let entry = self.enter_pass(warm, &mut job).await;
+        if entry.is_none() && job.cancellation.is_cancelled() {
+            job.end(PassEnd::Cancelled { killed: false });
+            return Ok(RunOutcome::Cancelled { killed: false });
+        }
         let mut measuring = Measuring::Nothing;
         if job.request.measure {
             let loaded = self.estimated.as_ref().map(|estimated| estimated.loaded);
@@ -240,8 +248,11 @@ impl SlotTask {
             measuring = Measuring::start(account, keeper, self.base, loaded.as_ref()).await;
         }
         let limits = PassLimits { model: config.name.clone(), item: config.item, kill: config.kill };
+        let is_measured = job.request.measure;
+        // Its items take memory only until they are sent.
+        let request = std::mem::take(&mut job.request);
         let mut end = tokio::select! {
-            end = warm.run(number, &job.request, &limits, &job.events, &mut job.cancellation) => end,
+            end = warm.run(number, request, &limits, &job.events, &mut job.cancellation) => end,
             () = closed(&mut self.closing) => {
                 warm.end_now(config.kill, &config.name).await;
                 PassEnd::Cancelled { killed: true }
@@ -249,10 +260,11 @@ impl SlotTask {
             never = beside_pass(&shared.options.account, &mut self.last, self.estimated.is_none(), LOOK_EVERY) => match never {},
             never = measuring.go_on() => match never {},
         };
-        let sampled = self.measured(measuring, warm).await;
+        let measured = self.measured(measuring, warm).await;
+        let sampled = measured.as_ref().ok().copied().flatten();
         if let PassEnd::Done { peak } = &mut end {
             *peak = sampled.max(*peak);
-            if let (Some(peak), Some(cost)) = (*peak, cost.filter(|_| job.request.measure)) {
+            if let (Some(peak), Some(cost)) = (*peak, cost.filter(|_| is_measured)) {
                 shared.state().learned.took(cost, peak);
             }
         }
@@ -271,10 +283,11 @@ impl SlotTask {
             _ => RunOutcome::Failed,
         };
         job.end(end);
-        ran
+        measured.map(|_| ran)
     }
 
-    /// Enters a pass in the account, so that no program is loaded into what it may take. `None`: it was cancelled before.
+    /// Enters a pass in the account, so that no program is loaded into what it may take. `None`: it was cancelled before, or the pool
+    /// closes.
     async fn enter_pass(&mut self, warm: &Warm, job: &mut PassJob) -> Option<Entry> {
         let resident = { self.shared.state().slots[self.index].status.resident_bytes };
         let pass = RunningPass {
@@ -291,39 +304,17 @@ impl SlotTask {
         }
     }
 
-    /// What the pass took, if that could be measured.
-    async fn measured(&mut self, measuring: Measuring, warm: &mut Warm) -> Option<u64> {
+    /// What the pass took, if that could be measured. The errors of [`trim`](Self::trim).
+    async fn measured(&mut self, measuring: Measuring, warm: &mut Warm) -> Result<Option<u64>, EndReason> {
         match measuring {
-            Measuring::Told(sampler) => sampler.stop().await,
+            Measuring::Told(sampler) => Ok(Some(sampler.stop().await)),
             Measuring::Lost(mut difference) if warm.is_alive() => {
                 difference.snapshot().await;
-                self.trim(warm).await.ok()?;
-                let after = self.shared.options.account.snapshot().await?;
-                difference.peak(&after)
+                self.trim(warm).await?;
+                let after = self.shared.options.account.snapshot().await;
+                Ok(after.and_then(|after| difference.peak(&after)))
             }
-            Measuring::Lost(_) | Measuring::Nothing => None,
-        }
-    }
-}
-
-/// Takes snapshots of the device again and again while a pass runs, until this is dropped, for the claim on the memory of its process. The
-/// newest snapshot may be from the moment of the process's death, so it does not count. Nor do snapshots that show what the pass takes as
-/// memory of others.
-async fn beside_pass(
-    account: &Arc<DeviceAccount>,
-    last: &mut Option<Claim>,
-    is_told: bool,
-    every: Duration,
-) -> Infallible {
-    let mut newest: Option<Snapshot> = None;
-    loop {
-        sleep(every).await;
-        let Some(snapshot) = account.snapshot().await.filter(|snapshot| snapshot.tells_apart && is_told)
-        else {
-            continue;
-        };
-        if let (Some(claim), Some(before)) = (last.as_mut(), newest.replace(snapshot)) {
-            claim.alive = before;
+            Measuring::Lost(_) | Measuring::Nothing => Ok(None),
         }
     }
 }
@@ -337,57 +328,5 @@ async fn at(when: Option<Instant>) {
     match when {
         Some(when) => sleep_until(when).await,
         None => std::future::pending().await,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::AtomicU64;
-
-    use super::*;
-    use crate::process::device_view::{DeviceView, Reading};
-
-    /// A device of which others take a byte before each snapshot. It can be read four times.
-    #[derive(Debug, Default)]
-    struct Shrinking(AtomicU64);
-
-    impl DeviceView for Shrinking {
-        fn name(&self) -> &str {
-            "cuda:0"
-        }
-
-        fn memory(&self, _: &[i32]) -> Option<Reading> {
-            let taken = self.0.fetch_add(1, Ordering::Relaxed);
-            (taken < 4).then(|| Reading { free: 1000 - taken, total: 1000, own: 0 })
-        }
-
-        fn held_by(&self, _: &[i32]) -> Option<u64> {
-            Some(0)
-        }
-
-        fn env(&self) -> Vec<(String, String)> {
-            Vec::new()
-        }
-    }
-
-    #[tokio::test]
-    async fn memory_that_other_processes_take_in_a_long_pass_is_not_claimed() {
-        for (is_told, free) in [(true, 998), (false, 1000)] {
-            let device = Arc::new(Shrinking::default());
-            let account = DeviceAccount::new(Arc::<Shrinking>::clone(&device));
-            let alive = account.snapshot().await.unwrap();
-            let mut last = Some(Claim { alive, held: 500, sure: 500 });
-            let looked = async {
-                while device.0.load(Ordering::Relaxed) < 6 {
-                    sleep(Duration::from_millis(1)).await;
-                }
-            };
-            tokio::select! {
-                never = beside_pass(&account, &mut last, is_told, Duration::from_millis(1)) => match never {},
-                () = looked => {}
-            }
-            // The third snapshot of the pass may be from after the process's death.
-            assert_eq!(last.unwrap().alive.reading.free, free, "{is_told}");
-        }
     }
 }

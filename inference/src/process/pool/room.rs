@@ -34,6 +34,15 @@ pub(super) enum Admitted {
     Closing,
 }
 
+/// Why a model that needs so many bytes is not loaded. `reading`: the device's last one; the default if it could not be read.
+fn no_memory(bytes: u64, reading: Reading) -> LoadError {
+    if reading == Reading::default() {
+        let reason = "the memory of the device cannot be read, so it is not known whether the model has room";
+        return LoadError::Start(reason.to_owned());
+    }
+    LoadError::NoMemory { bytes, reading }
+}
+
 impl SlotTask {
     /// Waits until a process may be started, and the device has room for it. The first process has `load_s` for that, and is started
     /// even if no pass waits.
@@ -64,7 +73,7 @@ impl SlotTask {
         let config = &shared.config;
         let bytes = shared.resident(&shared.state()).unwrap_or(0);
         let is_only = || !shared.state().has_process();
-        let no_memory = |reading| LoadError::NoMemory { bytes, reading };
+        let no_memory = |reading| no_memory(bytes, reading);
         let mut last = Reading::default();
         let mut logged = false;
         let admitted = shared.options.account.admit(bytes, is_only, |reading, waited| {
@@ -231,7 +240,8 @@ impl SlotTask {
         if let (Some(returned), Some(Estimated { needed, .. })) = (returned, self.estimated.take()) {
             self.correct(needed, returned);
         }
-        if logged_at.is_some() {
+        // Not where the pool closes meanwhile.
+        if logged_at.is_some() && returned.is_some() {
             tracing::info!(
                 model,
                 seconds = since.elapsed().as_secs(),

@@ -1,6 +1,7 @@
 //! One warm process: loaded once (`load.rs`), then pass after pass.
 
 mod load;
+mod packed;
 
 use std::path::Path;
 
@@ -12,13 +13,14 @@ use super::accepts::Accepts;
 use super::child::Child;
 use super::frame::Frame;
 use super::frames::{Frames, LAST_WORD, NoFrame, name, next};
-use super::item;
 use super::oom::{MemoryVerdict, judge};
 use super::pass::{Cancellation, Events, PassEnd, PassRequest, Stop};
 use super::protocol::{FailureKind, FromModel, ToModel};
 use super::scratch;
-use super::transcript::{End, Step, Transcript};
+use super::steps::Steps;
+use super::transcript::{End, Step};
 pub use load::LoadError;
+use packed::Packed;
 
 /// How long an idle process may take to answer a ping: its pages may be swapped out, or the machine under load.
 const PONG_LIMIT: Duration = Duration::from_secs(20);
@@ -79,50 +81,28 @@ impl Warm {
     pub async fn run(
         &mut self,
         number: u64,
-        request: &PassRequest,
+        request: PassRequest,
         limits: &PassLimits,
         events: &Events,
         cancellation: &mut Cancellation,
     ) -> PassEnd {
         self.passes += 1;
-        let scratch = self.child.scratch().to_owned();
-        let (items, blobs) = match item::pack(number, &request.items, &scratch) {
+        let (scratch, items) = (self.child.scratch().to_owned(), request.items.len());
+        let packed = Packed::of(number, request, limits.soft(items), &scratch, cancellation).await;
+        let Packed { frame, files } = match packed {
             Ok(packed) => packed,
-            Err(error) => {
-                item::unpack(number, request.items.len(), &scratch);
-                return PassEnd::not_written(&error, &request.items, &scratch);
-            }
-        };
-        let count = items.len();
-        let run = ToModel::Run {
-            pass: number,
-            items,
-            params: request.params.clone(),
-            budget: request.budget,
-            deadline_ms: limits.soft(count).as_millis().try_into().unwrap_or(u64::MAX),
-            measure: request.measure,
+            Err(end) => return end,
         };
         self.printed_before = self.child.stderr_mark();
-        let pass = Pass { number, items: count, scratch: &scratch, limits, events };
-        let end = self.run_frame(Frame { message: run, blobs }, pass, cancellation).await;
+        let pass = Pass { number, items, scratch: &scratch, limits, events };
+        let end = self.run_frame(&frame, pass, cancellation).await;
         self.frames.pass_ended(number);
-        item::unpack(number, count, &scratch);
+        files.remove().await;
         end
     }
 
-    async fn run_frame(
-        &mut self,
-        frame: Frame<ToModel>,
-        pass: Pass<'_>,
-        cancellation: &mut Cancellation,
-    ) -> PassEnd {
-        let bytes = match frame.encode() {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                return not_sent(FailureKind::Input, format!("the items do not fit a frame: {error}"));
-            }
-        };
-        let mut transcript = Transcript::new(pass.number, pass.items);
+    async fn run_frame(&mut self, bytes: &[u8], pass: Pass<'_>, cancellation: &mut Cancellation) -> PassEnd {
+        let mut steps = Steps::new(pass.number, pass.items, pass.scratch.to_owned());
         // Before the first output the limit is that of the whole pass. After each output it is that of the next one.
         let whole = Instant::now() + pass.limits.soft(pass.items);
         let (mut soft, mut limit) = (whole, pass.limits.soft(pass.items));
@@ -149,25 +129,20 @@ impl Warm {
                     stop = Some(Stop::TimedOut);
                     hard = Some(Instant::now() + pass.limits.kill);
                 }
-                next = next(&mut self.frames, &mut self.child) => {
-                    let step = next.and_then(|frame| {
-                        transcript.read(frame, pass.scratch).map_err(|fault| NoFrame::Fault(fault.to_string()))
-                    });
-                    match step {
-                        Ok(step @ (Step::Output { .. } | Step::Ignored)) => {
-                            if let Step::Output { item, output } = step {
-                                pass.events.output(item, output);
-                            }
-                            let next = Instant::now() + pass.limits.item;
-                            (soft, limit) = if next < whole { (next, pass.limits.item) } else { (whole, pass.limits.soft(pass.items)) };
+                step = steps.next(next(&mut self.frames, &mut self.child)) => match step {
+                    Ok(step @ (Step::Output { .. } | Step::Ignored)) => {
+                        if let Step::Output { item, output } = step {
+                            pass.events.output(item, output);
                         }
-                        Ok(Step::Progress { item, fraction, note }) => {
-                            pass.events.progress(item, fraction, note, pass.items - transcript.finished());
-                        }
-                        Ok(Step::End(end)) => return self.ended(end, stop, limit, pass.limits).await,
-                        Err(no_frame) => return self.failed(no_frame, &pass).await,
+                        let next = Instant::now() + pass.limits.item;
+                        (soft, limit) = if next < whole { (next, pass.limits.item) } else { (whole, pass.limits.soft(pass.items)) };
                     }
-                }
+                    Ok(Step::Progress { item, fraction, note }) => {
+                        pass.events.progress(item, fraction, note, pass.items - steps.finished());
+                    }
+                    Ok(Step::End(end)) => return self.ended(end, stop, limit, pass.limits).await,
+                    Err(no_frame) => return self.failed(no_frame, &pass).await,
+                },
                 result = self.socket.write(&bytes[written..]), if written < bytes.len() => match result {
                     Ok(length) => written += length,
                     // The program closed its end. A frame, or its death, says why.
@@ -350,11 +325,6 @@ struct Pass<'a> {
     scratch: &'a Path,
     limits: &'a PassLimits,
     events: &'a Events,
-}
-
-/// The end of a pass that did not reach the program.
-fn not_sent(kind: FailureKind, detail: String) -> PassEnd {
-    PassEnd::Failed { kind, item: None, detail, stderr: String::new() }
 }
 
 #[cfg(test)]
