@@ -116,13 +116,8 @@ impl CpuOps<'_> {
     }
 
     /// The feed-forward on tiles, in one.
-    fn tile_feed_forward(
-        &self,
-        tiles: Tiles,
-        rows: Range<usize>,
-        [up, down]: [LinearPointers; 2],
-        [from, to]: [Matrix; 2],
-    ) {
+    fn tile_feed_forward(&self, tiles: Tiles, rows: Range<usize>, layer: usize, [from, to]: [Matrix; 2]) {
+        let [up, down] = [Linear::Up, Linear::Down].map(|map| self.model.weights.linear(layer, map));
         let product = |map: LinearPointers| Product {
             a: self.at(from, rows.start),
             a_stride: from.columns,
@@ -137,7 +132,8 @@ impl CpuOps<'_> {
         };
         self.run(&TileFeedForward {
             tiles,
-            up: Product { gelu: true, ..product(up) },
+            between: self.model.spec.design.feed_forward,
+            up: product(up),
             down: product(down),
             scratch: self.scratch.cast(),
         });
@@ -290,14 +286,13 @@ impl Ops for CpuOps<'_> {
     }
 
     fn feed_forward(&mut self, layer: usize, spec: &Spec, from: Matrix, at: &Layout) -> Result<(), Broken> {
-        let (Some(tiles), Some(rows), FeedForward::Gelu) =
-            (self.model.units.tiles, self.own_rows(), spec.design.feed_forward)
-        else {
-            return map_by_map(self, layer, spec, from, at);
-        };
-        let maps = [Linear::Up, Linear::Down].map(|map| self.model.weights.linear(layer, map));
-        self.tile_feed_forward(tiles, rows, maps, [from, at.y]);
-        self.thread.wait()
+        match (self.model.units.tiles, self.own_rows()) {
+            (Some(tiles), Some(rows)) if Tiles::has_in_one(spec.dims.is_gated, spec.dims.feed_forward) => {
+                self.tile_feed_forward(tiles, rows, layer, [from, at.y]);
+                self.thread.wait()
+            }
+            _ => map_by_map(self, layer, spec, from, at),
+        }
     }
 
     fn pool(&mut self, from: Matrix) -> Result<(), Broken> {

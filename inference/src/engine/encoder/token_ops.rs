@@ -96,6 +96,23 @@ impl Kernel for AddNorm {
     }
 }
 
+/// The gate's function of `x`, times `other`.
+///
+/// # Safety
+/// The CPU has `S`.
+#[inline(always)]
+pub(super) unsafe fn gated<S: Simd>(gate: Gate, x: S::V, other: S::V) -> S::V {
+    // SAFETY: by this function's contract.
+    unsafe {
+        let x = match gate {
+            Gate::Gelu => gelu::<S>(x),
+            Gate::GeluTanh => gelu_tanh::<S>(x),
+            Gate::Silu => silu::<S>(x),
+        };
+        S::mul(x, other)
+    }
+}
+
 /// The gate's function of one half of each row, times the other half.
 pub(super) struct Gated {
     /// Rows of twice `columns` elements.
@@ -120,12 +137,7 @@ impl Kernel for Gated {
                 let to = self.to.add(row * columns);
                 for at in (0..columns).step_by(S::LANES) {
                     let x = load_at::<S>(from.add(gate), at, columns);
-                    let x = match self.gate {
-                        Gate::Gelu => gelu::<S>(x),
-                        Gate::GeluTanh => gelu_tanh::<S>(x),
-                        Gate::Silu => silu::<S>(x),
-                    };
-                    let x = S::mul(x, load_at::<S>(from.add(other), at, columns));
+                    let x = gated::<S>(self.gate, x, load_at::<S>(from.add(other), at, columns));
                     store_at::<S>(to, at, columns, x);
                 }
             }

@@ -143,7 +143,7 @@ impl CpuUnits {
     /// Bytes that a feed-forward of `rows` rows works in, where it is one operation.
     pub(super) fn feed_forward_scratch_bytes(self, rows: usize, dims: &Dims) -> usize {
         match self.tiles {
-            Some(tiles) if !dims.is_gated => {
+            Some(tiles) if Tiles::has_in_one(dims.is_gated, dims.feed_forward) => {
                 tiles.feed_forward_scratch_bytes(rows, dims.hidden, dims.feed_forward)
             }
             _ => 0,

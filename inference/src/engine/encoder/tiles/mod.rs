@@ -178,6 +178,11 @@ impl Tiles {
         self.rows_at_once(rows, inner) / BLOCK * pack::packed_bytes(inner, self.parts)
     }
 
+    /// Whether a feed-forward of so many hidden elements can be one operation: the halves of a gated one have to be whole blocks.
+    pub fn has_in_one(is_gated: bool, hidden: usize) -> bool {
+        !is_gated || hidden.is_multiple_of(BLOCK)
+    }
+
     /// Bytes that a feed-forward of `rows` rows needs to pack the left sides of both its maps.
     pub fn feed_forward_scratch_bytes(self, rows: usize, inner: usize, hidden: usize) -> usize {
         let of_block = pack::packed_bytes(inner, self.parts) + pack::packed_bytes(hidden, self.parts);

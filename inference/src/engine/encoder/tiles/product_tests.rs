@@ -1,7 +1,9 @@
 //! Products by the tile model, and by AVX512-BF16 where the CPU has it, against f64: all shapes of edges, both kinds of elements.
 
+use super::super::super::families::{FeedForward, Gate};
 use super::super::super::matmul::Product;
 use super::super::super::simd::Level;
+use super::super::super::token_ops::Gated;
 use super::super::{BLOCK, Parts, TileUnit, Tiles};
 use super::{TileFeedForward, TileProduct};
 
@@ -137,26 +139,42 @@ fn rows_that_are_packed_in_several_rounds_are_right() {
     check(tiles, Level::best(), (rows, inner, 5));
 }
 
-/// The two maps of a feed-forward.
+/// A feed-forward.
 struct Maps {
     up: Matrices,
     down: Matrices,
+    between: FeedForward,
 }
 
 impl Maps {
-    fn new(rows: usize, inner: usize, hidden: usize) -> Self {
-        Self { up: Matrices::new(rows, inner, hidden), down: Matrices::new(rows, hidden, inner) }
+    fn new(rows: usize, inner: usize, hidden: usize, between: FeedForward) -> Self {
+        let up = if between == FeedForward::Gelu { hidden } else { 2 * hidden };
+        Self { up: Matrices::new(rows, inner, up), down: Matrices::new(rows, hidden, inner), between }
     }
 
-    /// As two products. The second takes its left side from the first.
+    /// One operation after the other.
     fn one_by_one(mut self, tiles: Tiles, with_bias: bool) -> Vec<f32> {
-        self.down.a = self.up.product(tiles, Level::best(), 0, with_bias, true);
+        let is_gelu = self.between == FeedForward::Gelu;
+        let up = self.up.product(tiles, Level::best(), 0, with_bias, is_gelu);
+        self.down.a = match self.between {
+            FeedForward::Gelu => up,
+            FeedForward::Gated { gate, of_second } => {
+                let mut to = vec![UNTOUCHED; up.len() / 2];
+                let (columns, rows) = (self.down.inner, up.len() / self.up.columns);
+                let halves = up.as_ptr();
+                // SAFETY: both have the rows and columns that the fields say.
+                unsafe {
+                    Level::best().run(&Gated { halves, gate, of_second, rows, columns, to: to.as_mut_ptr() });
+                }
+                to
+            }
+        };
         self.down.product(tiles, Level::best(), 0, with_bias, false)
     }
 
     /// In one, written over the left side, as where norms come before blocks.
     fn in_one(&self, tiles: Tiles, with_bias: bool) -> Vec<f32> {
-        let (inner, hidden) = (self.up.inner, self.up.columns);
+        let (inner, hidden) = (self.up.inner, self.down.inner);
         let mut rows = self.up.a.clone();
         let [up, down] = [&self.up, &self.down].map(|maps| {
             let mut packed = vec![0xff; tiles.packed_bytes(maps.inner, maps.columns)];
@@ -180,7 +198,8 @@ impl Maps {
         };
         let feed_forward = TileFeedForward {
             tiles,
-            up: Product { gelu: true, ..product(&self.up, &up) },
+            between: self.between,
+            up: product(&self.up, &up),
             down: product(&self.down, &down),
             scratch: scratch.as_mut_ptr().cast(),
         };
@@ -194,7 +213,7 @@ impl Maps {
 fn a_feed_forward_is_bit_for_bit_its_two_products() {
     for tiles in with_both_parts() {
         for (rows, inner, hidden) in [(1, 40, 70), (33, 31, 100), (64, 32, 64), (70, 65, 33), (0, 8, 8)] {
-            let maps = Maps::new(rows, inner, hidden);
+            let maps = Maps::new(rows, inner, hidden, FeedForward::Gelu);
             let (in_one, with_bias) = (maps.in_one(tiles, hidden % 2 == 0), hidden % 2 == 0);
             assert_eq!(in_one, maps.one_by_one(tiles, with_bias), "{tiles:?}: {rows}x{inner}x{hidden}");
         }
@@ -202,12 +221,32 @@ fn a_feed_forward_is_bit_for_bit_its_two_products() {
 }
 
 #[test]
+fn a_gated_feed_forward_is_bit_for_bit_its_products_and_its_gate() {
+    for tiles in with_both_parts() {
+        for gate in [Gate::Gelu, Gate::GeluTanh, Gate::Silu] {
+            for (rows, inner, hidden, of_second) in
+                [(1, 40, 32, false), (33, 31, 96, true), (70, 65, 64, false)]
+            {
+                let with_bias = rows % 2 == 0;
+                let maps = Maps::new(rows, inner, hidden, FeedForward::Gated { gate, of_second });
+                let in_one = maps.in_one(tiles, with_bias);
+                let case = format!("{tiles:?}, {gate:?}: {rows}x{inner}x{hidden}");
+                assert_eq!(in_one, maps.one_by_one(tiles, with_bias), "{case}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_feed_forward_of_more_rows_than_are_packed_at_once_is_the_same() {
-    let (rows, inner, hidden) = (BLOCK + 3, 5, 10_000);
+    let (rows, inner) = (BLOCK + 3, 5);
     let tiles = model(Parts::Split);
-    assert!(tiles.rows_at_once(rows, hidden) < rows);
-    let maps = Maps::new(rows, inner, hidden);
-    assert_eq!(maps.in_one(tiles, true), maps.one_by_one(tiles, true));
+    let gated = FeedForward::Gated { gate: Gate::Silu, of_second: true };
+    for (between, hidden) in [(FeedForward::Gelu, 10_000), (gated, 9_984)] {
+        assert!(tiles.rows_at_once(rows, hidden) < rows);
+        let maps = Maps::new(rows, inner, hidden, between);
+        assert_eq!(maps.in_one(tiles, true), maps.one_by_one(tiles, true), "{between:?}");
+    }
 }
 
 /// The largest error, relative to the root of the mean square of the sums.
