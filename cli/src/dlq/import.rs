@@ -17,10 +17,9 @@ use vramq_dlq::destination::publisher;
 use vramq_dlq::queue_lock::QueueLock;
 use vramq_dlq::reader::Reader;
 use vramq_dlq::republish;
-use vramq_schemas::topology::dead_queue;
 
-use super::Common;
 use super::error::Error;
+use super::{Common, key_of};
 use crate::exit;
 use crate::output::progress::Progress;
 use crate::output::text::{counted, safe};
@@ -283,7 +282,7 @@ impl Import<'_> {
     }
 
     async fn letter(&mut self, letter: DeadLetter, duplicates: bool) -> Result<(), Error> {
-        let Some(model) = letter.queue.strip_prefix(&dead_queue("")).map(str::to_owned) else {
+        let Some(model) = key_of(&letter.queue) else {
             return Err(Error::Usage(format!("{} is not a queue of dead letters", safe(&letter.queue))));
         };
         if !self.common.models.is_empty() && !self.common.models.contains(&model) {
