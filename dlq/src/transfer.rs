@@ -36,7 +36,7 @@ pub type OnMoved<'a> = &'a (dyn Fn(usize) + Send + Sync);
 #[derive(Debug)]
 pub struct Ended {
     pub report: TransferReport,
-    /// What ended it early. The rest of the queue is unchanged.
+    /// What ended it early, and the rest of the queue is unchanged; or why the log does not have its end.
     pub error: Option<Error>,
 }
 
@@ -59,7 +59,7 @@ impl Transfers<'_> {
     /// Moves the selected letters of one model's queue to the target.
     ///
     /// # Errors
-    /// It did not begin: the queue cannot be opened, or the action cannot be logged.
+    /// It did not begin: the queue cannot be opened, or the log cannot be written.
     pub async fn run(
         &mut self,
         model: &str,
@@ -80,9 +80,10 @@ impl Transfers<'_> {
         let TransferReport { done, unknown, kept, gone, .. } = &report;
         let delivered = &report.delivered_and_there();
         let end = End { done, unknown, delivered, kept, gone: *gone };
-        self.audit_log.log_end(&lock.queue, &end, ended.as_ref().err())?;
+        let logged = self.audit_log.log_end(&lock.queue, &end, ended.as_ref().err());
         lock.close().await;
-        Ok(Ended { report, error: ended.err() })
+        // Also where the log cannot be written any more, as on a full disk: the letters were moved.
+        Ok(Ended { report, error: ended.and(logged).err() })
     }
 }
 

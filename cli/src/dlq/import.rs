@@ -87,13 +87,13 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     }
     import.close().await;
     let Counts { published, there, other_models, torn, cannot_publish, unknown } = counts;
-    audit_log.log_note(
+    let logged = audit_log.log_note(
         "end",
         json!({
             "published": published, "there_already": there, "other_models": other_models, "torn": torn,
             "unfit": cannot_publish, "unknown": unknown, "error": ended.as_ref().err().map(ToString::to_string),
         }),
-    )?;
+    );
     progress.finish("restored");
     for (count, unit, what) in [
         (there, "dead letter", "in the queue already, left out"),
@@ -105,7 +105,8 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
             eprintln!("{} {what}", counted(count, unit));
         }
     }
-    ended?;
+    // After the counts: also where the disk is full, the user learns what was done.
+    ended.and(logged)?;
     Ok(if cannot_publish == 0 { exit::DONE } else { exit::FAILED })
 }
 

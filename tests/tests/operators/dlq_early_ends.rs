@@ -20,6 +20,7 @@ on_queue_types!(
     a_letter_that_stays_is_not_taken_for_its_copy,
     a_retry_without_permission_ends_and_the_letters_stay,
     a_drop_that_cannot_write_says_where_the_letters_are,
+    a_retry_that_cannot_log_its_end_says_what_was_done,
     a_retry_that_loses_the_broker_says_what_was_confirmed,
 );
 
@@ -116,6 +117,25 @@ async fn a_drop_that_cannot_write_says_where_the_letters_are(env: &mut TestEnv) 
     found.sort();
     expected.sort();
     ensure!(found == expected, "{} letters", found.len());
+    Ok(())
+}
+
+async fn a_retry_that_cannot_log_its_end_says_what_was_done(env: &mut TestEnv) -> Result<()> {
+    /// So many that the first line of the action log fits a file of so many KiB, and the last one does not.
+    const LETTERS: usize = 60;
+    const KIB: u32 = 4;
+    add_dead_letters(env, letters(LETTERS)?).await?;
+    let operator = Operator::at(env)?;
+    let ended = operator.run_with_files_up_to(KIB, &["retry", "--all", "--yes"]).await?;
+    let said = &ended.stderr;
+    ensure!(ended.code == Some(1) && said.contains("error: write the action log"), "{ended:?}");
+    ensure!(said.contains(&format!("{LETTERS} of {LETTERS} dead letters retried")), "{said}");
+    ensure!(env.client.ready(&jobs_queue(MODEL)).await? as usize == LETTERS, "{said}");
+    // The lines of the next action are whole.
+    operator.run_for(0, &["import", "/dev/null"]).await?;
+    let log = std::fs::read_to_string(operator.path("vramq/actions.jsonl"))?;
+    let whole = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).is_ok());
+    ensure!(whole.eq([true, false, true, true]), "{log}");
     Ok(())
 }
 
