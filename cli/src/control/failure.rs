@@ -20,7 +20,7 @@ pub(super) enum NoAnswer {
         "the broker takes no commands now: it is short of memory or disk. Workers may still get this one when that is over"
     )]
     Blocked,
-    #[error("the broker does not answer. If the command had reached it, workers may have it nevertheless")]
+    #[error("the broker does not answer. If the command has reached it, workers may get it nevertheless")]
     Silent,
     #[error("the connection to the broker is lost")]
     Lost,

@@ -106,6 +106,8 @@ async fn a_drop_that_cannot_write_says_where_the_letters_are(env: &mut TestEnv) 
     const KIB: u32 = 64;
     add_dead_letters(env, letters(LETTERS)?).await?;
     let operator = Operator::at(env)?;
+    let ended = operator.run_with_files_up_to(KIB, &["export", "--all", "-o", "part.jsonl"]).await?;
+    ensure!(ended.code == Some(1) && ended.stderr.contains("part.jsonl is incomplete"), "{ended:?}");
     let count = LETTERS.to_string();
     let drop = ["drop", "--all", "--yes-drop", &count, "--archive", "half.jsonl"];
     let ended = operator.run_with_files_up_to(KIB, &drop).await?;
