@@ -16,7 +16,7 @@ use crate::output::text::safe;
 const RECONNECT_FOR: Duration = Duration::from_secs(60);
 
 /// How long closing a connection may take before the command ends without waiting for it.
-const CLOSE_MAX: Duration = Duration::from_secs(3);
+pub(crate) const CLOSE_MAX: Duration = Duration::from_secs(3);
 
 /// Keeps these flags together in every help text: clap would otherwise sort them among the command's own flags.
 pub(crate) const HEADING: &str = "Broker";

@@ -11,6 +11,7 @@ use vramq_producer::CloudOptions;
 use vramq_producer::download::{Access, DownloadError, download};
 
 use crate::output::text::safe;
+use crate::signals::Signals;
 use crate::{duration, exit};
 
 /// Download a large output, by the reference `{"uri": …}` in a reply.
@@ -25,7 +26,8 @@ Examples:
   vramq download 'file:///srv/out/3f0a…-0#sha256=9f86…' | jq .
 
 Exit codes:
-  0 downloaded · 1 the bytes cannot be read, or do not have the reference's digest · 2 usage, or no reference")]
+  0 downloaded · 1 the bytes cannot be read, or do not have the reference's digest · 2 usage, or no reference
+  130 interrupted (SIGINT) · 143 terminated (SIGTERM)")]
 pub(crate) struct Args {
     /// The reference, including the part after `#`.
     #[arg(value_name = "REFERENCE")]
@@ -59,8 +61,27 @@ pub(crate) struct Args {
 
 /// Runs the command; its exit code.
 pub(crate) async fn run(args: Args) -> u8 {
+    let mut signals = match Signals::new() {
+        Ok(signals) => signals,
+        Err(error) => {
+            eprintln!("error: listen for signals: {error}");
+            return exit::FAILED;
+        }
+    };
     let is_private = args.private;
-    let downloaded = tokio::task::spawn_blocking(move || write(args)).await;
+    let partial = args.output.as_deref().map(partial_name);
+    let downloading = tokio::task::spawn_blocking({
+        let partial = partial.clone();
+        move || write(args, partial)
+    });
+    let downloaded = tokio::select! {
+        downloaded = downloading => downloaded,
+        (code, _) = signals.next() => {
+            // The thread goes on until the process ends. Best effort: there is no such file for a pipe.
+            let _ = partial.map(fs::remove_file);
+            return code;
+        }
+    };
     let error = match downloaded {
         Ok(Ok(())) => return exit::DONE,
         Ok(Err(error)) => error,
@@ -78,7 +99,14 @@ pub(crate) async fn run(args: Args) -> u8 {
     code
 }
 
-fn write(args: Args) -> Result<(), DownloadError> {
+/// The name of an output until it is complete: a unique one, so that no other file or download has it.
+fn partial_name(output: &Path) -> PathBuf {
+    let mut partial = output.as_os_str().to_owned();
+    partial.push(format!(".{}.partial", Uuid::new_v4().simple()));
+    partial.into()
+}
+
+fn write(args: Args, partial: Option<PathBuf>) -> Result<(), DownloadError> {
     let Args { reference, output, max_mib, timeout, private, endpoint, region, account, anonymous } = args;
     let cloud = CloudOptions {
         endpoint,
@@ -89,7 +117,8 @@ fn write(args: Args) -> Result<(), DownloadError> {
         ..CloudOptions::default()
     };
     let access = Access { bytes_max: u64::from(max_mib) << 20, is_private: private, cloud };
-    let Some(path) = output.filter(|path| path != Path::new("-")) else {
+    let output = output.filter(|path| path != Path::new("-"));
+    let Some((path, partial)) = output.zip(partial) else {
         return download(&reference, &access, &mut io::stdout().lock()).map(drop);
     };
     // A pipe or a device must not be replaced by a file.
@@ -97,10 +126,6 @@ fn write(args: Args) -> Result<(), DownloadError> {
         let pipe = File::options().write(true).open(&path).map_err(DownloadError::Write)?;
         return to_file(&reference, &access, pipe);
     }
-    let mut partial = path.as_os_str().to_owned();
-    // A unique name, so that no other file or download has it.
-    partial.push(format!(".{}.partial", Uuid::new_v4().simple()));
-    let partial = PathBuf::from(partial);
     let file = File::create_new(&partial).map_err(DownloadError::Write)?;
     let written = to_file(&reference, &access, file)
         .and_then(|()| fs::rename(&partial, &path).map_err(DownloadError::Write));

@@ -9,7 +9,7 @@
 /// Replaces the standard library's macro in all modules of this program. That one panics when standard error cannot be written, so a line
 /// of progress would end the work that it reports.
 macro_rules! eprintln {
-    ($($argument:tt)*) => { $crate::output::write_error_line(format_args!($($argument)*)) };
+    ($($argument:tt)*) => { vramq_program::write_error_line(format_args!($($argument)*)) };
 }
 
 mod broker;

@@ -1,7 +1,8 @@
 //! The action log: who did what to which dead letters. A line of JSON before each action, and one after it.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write as _;
+use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -30,14 +31,18 @@ impl AuditLog {
     /// # Errors
     /// The log cannot be written. Then the action must not run, because every action is logged.
     pub fn open(path: &Path, command: &'static str, who: String) -> Result<Self, Error> {
-        let failed = |error: std::io::Error| {
+        let failed = |error: io::Error| {
             let path = safe(&path.to_string_lossy());
             Error::File(format!("write the action log {path}: {error}"))
         };
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(failed)?;
         }
-        let file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
+        let mut file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
+        // An `Err`: the user may not read it.
+        if is_cut_off(&file, path).unwrap_or(false) {
+            file.write_all(b"\n").map_err(failed)?;
+        }
         let action = uuid::Uuid::now_v7().to_string();
         Ok(Self { path: path.to_owned(), file, action, command, who })
     }
@@ -88,12 +93,21 @@ impl AuditLog {
             self.file.write_all(format!("{entry}\n").as_bytes()).and_then(|()| self.file.sync_data());
         match written {
             // A pipe or a terminal cannot be synced.
-            Err(error) if error.kind() != std::io::ErrorKind::InvalidInput => {
-                Err(Error::writing(&self.path.to_string_lossy(), &error))
+            Err(error) if error.kind() != io::ErrorKind::InvalidInput => {
+                Err(Error::writing(&format!("the action log {}", self.path.display()), &error))
             }
             _ => Ok(()),
         }
     }
+}
+
+/// Whether the last line of a log is only a part of one, as a full disk leaves it. What is appended must not become a part of it.
+fn is_cut_off(file: &File, path: &Path) -> io::Result<bool> {
+    let metadata = file.metadata()?;
+    let Some(end) = metadata.len().checked_sub(1).filter(|_| metadata.is_file()) else { return Ok(false) };
+    let mut last = [0];
+    File::open(path)?.read_exact_at(&mut last, end)?;
+    Ok(last != *b"\n")
 }
 
 /// What an action did to one queue.
@@ -117,4 +131,27 @@ fn described(letter: &Selected) -> Value {
         Kind::AnsweredBy(_) => "answered job",
     };
     json!({"fingerprint": letter.fingerprint.to_string(), "id": letter.id, "kind": kind})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_was_cut_off_spoils_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new/actions.jsonl");
+        let logged = || {
+            let mut log = AuditLog::open(&path, "import", "me@here".to_owned()).unwrap();
+            log.log_note("begin", json!({})).unwrap();
+            std::fs::read_to_string(&path).unwrap()
+        };
+        assert_eq!(logged().lines().count(), 1);
+        assert_eq!(logged().lines().count(), 2, "nothing was cut off");
+        std::fs::write(&path, "{\"phase\":\"end\",\"do").unwrap();
+        let text = logged();
+        let (cut_off, line) = text.split_once('\n').unwrap();
+        assert_eq!(cut_off, "{\"phase\":\"end\",\"do");
+        assert_eq!(serde_json::from_str::<Value>(line).unwrap()["phase"], "begin");
+    }
 }

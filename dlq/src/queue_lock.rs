@@ -45,11 +45,20 @@ impl QueueLock {
     pub async fn open(access: &Access, model: &str) -> Result<Self, Error> {
         let connection = access.connect().await?;
         let this = Self { connection, queue: dead_queue(model) };
+        match this.acquire(access).await {
+            Ok(()) => Ok(this),
+            Err(error) => {
+                this.close().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn acquire(&self, access: &Access) -> Result<(), Error> {
         // A queue that does not exist must not leave a lock behind.
-        this.count().await?;
-        this.lock(access).await?;
-        this.wait_for_no_consumers().await?;
-        Ok(this)
+        self.count().await?;
+        self.lock(access).await?;
+        self.wait_for_no_consumers().await
     }
 
     /// Like [`open`](Self::open), unless a request to end comes first.

@@ -27,11 +27,21 @@ pub async fn scan_first(
     access: &Access,
     model: &str,
     dead_letters_max: u64,
-    mut visit: impl FnMut(DeadLetter) -> Result<(), Error>,
+    visit: impl FnMut(DeadLetter) -> Result<(), Error>,
 ) -> Result<u64, Error> {
     let lock = QueueLock::open(access, model).await?;
+    let scanned = scan_locked(&lock, dead_letters_max, visit).await;
+    lock.close().await;
+    scanned
+}
+
+async fn scan_locked(
+    lock: &QueueLock,
+    dead_letters_max: u64,
+    mut visit: impl FnMut(DeadLetter) -> Result<(), Error>,
+) -> Result<u64, Error> {
     let there = lock.count().await?.ready;
-    let mut reader = Reader::open(&lock).await?;
+    let mut reader = Reader::open(lock).await?;
     let (mut visited, mut seen) = (Ok(()), 0);
     while visited.is_ok()
         && seen < dead_letters_max
@@ -41,7 +51,6 @@ pub async fn scan_first(
         visited = visit(unacked.letter);
     }
     reader.give_back().await?;
-    lock.close().await;
     visited.map(|()| there.max(seen))
 }
 

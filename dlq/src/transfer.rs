@@ -68,6 +68,18 @@ impl Transfers<'_> {
         stops: &mut Stops,
     ) -> Result<Ended, Error> {
         let lock = QueueLock::open_unless(self.access, model, stops).await?;
+        let ended = self.run_locked(&lock, plan, target, stops).await;
+        lock.close().await;
+        ended
+    }
+
+    async fn run_locked(
+        &mut self,
+        lock: &QueueLock,
+        plan: &Plan,
+        target: &mut Target<'_>,
+        stops: &mut Stops,
+    ) -> Result<Ended, Error> {
         let destination = Destination::open(self.access, target).await?;
         self.audit_log.log_begin(&lock.queue, &plan.selected, self.detail.clone())?;
         let mut report = TransferReport::default();
@@ -75,14 +87,13 @@ impl Transfers<'_> {
             report.needed = plan.results_of_answered().collect();
         }
         let transfer =
-            Transfer { queue_lock: &lock, destination, on_moved: self.on_moved, stops, report: &mut report };
+            Transfer { queue_lock: lock, destination, on_moved: self.on_moved, stops, report: &mut report };
         let ended = transfer.run(plan).await;
         let TransferReport { done, unknown, kept, gone, .. } = &report;
         let delivered = &report.delivered_and_there();
         let end = End { done, unknown, delivered, kept, gone: *gone };
         let logged = self.audit_log.log_end(&lock.queue, &end, ended.as_ref().err());
-        lock.close().await;
-        // Also if the log is on a full disk, whoever acts has to hear what was done: the letters have left their queue.
+        // Also where the log cannot be written any more, as on a full disk: the letters were moved.
         Ok(Ended { report, error: ended.and(logged).err() })
     }
 }

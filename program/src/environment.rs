@@ -140,7 +140,6 @@ fn is_of_kubernetes(name: &str, value: &str) -> bool {
         || of_a_port
         // A port that a person sets is a number.
         || name.ends_with("_PORT") && ["tcp://", "udp://", "sctp://"].iter().any(|start| value.starts_with(start))
-        || name.contains("_PORT_") && name.ends_with("_PROTO")
 }
 
 impl Vocabulary {

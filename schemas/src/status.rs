@@ -44,8 +44,8 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// How long a reader waits for the next one before it considers the worker gone: [`HEARTBEATS_MISSED_MAX`] intervals, whatever interval
-    /// it names at least 0.3 s and at most half an hour.
+    /// How long a reader waits for the next one before it considers the worker gone: [`HEARTBEATS_MISSED_MAX`] intervals, but at least 0.3 s
+    /// and at most half an hour.
     pub fn silence_max(&self) -> Duration {
         let interval_ms = if self.interval_ms == 0 { INTERVAL_MS } else { self.interval_ms };
         Duration::from_millis(interval_ms.clamp(INTERVAL_MS_MIN, INTERVAL_MS_MAX)) * HEARTBEATS_MISSED_MAX

@@ -249,23 +249,8 @@ fn the_longest_history_fits_its_frame() {
         requirement: Some(MinimumRequirement { item: u32::MAX, cost: u32::MAX, needs_bytes: u64::MAX }),
     };
     dossier.write(&mut table);
-    let bytes = table_bytes(&table);
+    let bytes = fields::table_bytes(&table);
     assert!(bytes <= 32 * 1024, "{bytes} bytes");
-}
-
-/// The size of a table on the wire, from above.
-fn table_bytes(table: &FieldTable) -> usize {
-    let fields = table.inner().iter();
-    4 + fields.map(|(name, value)| 1 + name.as_str().len() + value_bytes(value)).sum::<usize>()
-}
-
-fn value_bytes(value: &AMQPValue) -> usize {
-    match value {
-        AMQPValue::LongString(text) => 5 + text.len(),
-        AMQPValue::FieldTable(table) => 1 + table_bytes(table),
-        AMQPValue::FieldArray(array) => 5 + array.as_slice().iter().map(value_bytes).sum::<usize>(),
-        _ => 9,
-    }
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::error::Error;
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt as _};
@@ -13,18 +12,14 @@ use reqwest::header::{ACCEPT_ENCODING, CONTENT_ENCODING, HeaderMap};
 use tokio::net::lookup_host;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout_at};
-use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::rustls::RootCertStore;
 use url::{Host, Url};
 
 use crate::Fault;
 use crate::address::is_public;
 use crate::body::{Body, cause, late};
+use crate::http_client;
 use crate::reference::Reference;
-
-/// How long connecting may take. A working server answers within a round trip; a lost packet is sent again after one second, then
-/// two.
-const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// How long a connection is kept for the next object. Servers keep theirs for 5 s or more, and a request that meets the end of its
 /// connection fails.
@@ -94,30 +89,17 @@ impl HttpStore {
     }
 }
 
+/// A client that trusts Mozilla's authorities, and connects to private addresses only if it may.
+///
 /// # Errors
 /// The TLS library fails.
 fn client(is_private: bool, timeout: Duration) -> Result<Client, String> {
     let mut roots = RootCertStore::empty();
     roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-    let tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(|error| format!("set up TLS: {error}"))?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let client = Client::builder()
-        .user_agent(concat!("vramq/", env!("CARGO_PKG_VERSION")))
-        .redirect(reqwest::redirect::Policy::none())
-        .no_proxy()
-        .tls_backend_preconfigured(tls)
+    let client = http_client::builder(http_client::tls(roots)?, timeout)
         .http1_only()
         .dns_resolver(Resolver { is_private })
-        .connect_timeout(CONNECT_MAX.min(timeout))
-        .pool_idle_timeout(IDLE_MAX)
-        // Also where another crate turns these features on: an unpacked body has another digest, and may have a thousand times the size.
-        .no_gzip()
-        .no_brotli()
-        .no_deflate()
-        .no_zstd();
+        .pool_idle_timeout(IDLE_MAX);
     client.build().map_err(|error| format!("set up the HTTP client: {}", cause(&error)))
 }
 

@@ -12,6 +12,7 @@ pub mod cloud;
 pub mod download;
 pub mod folder;
 pub mod http;
+mod http_client;
 pub mod reference;
 
 use std::ffi::OsString;

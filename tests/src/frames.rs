@@ -55,6 +55,9 @@ const AROUND_FRAME: usize = 8;
 /// The type of a frame that has a method.
 const METHOD: u8 = 1;
 
+/// `connection.close`: its class and its method.
+const CLOSE_CONNECTION: [u8; 4] = [0, 10, 0, 50];
+
 /// A request about a queue, which the broker answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -75,6 +78,20 @@ impl Request {
             Self::Get => [0, 60, 0, 70],
         }
     }
+}
+
+/// Whether a program closes its connection with these frames, and does not just end it. Handles only whole frames.
+pub(crate) fn closes_connection(frames: &[u8]) -> bool {
+    let mut rest = frames.strip_prefix(PROTOCOL_HEADER).unwrap_or(frames);
+    while let Some(&[_, _, _, s0, s1, s2, s3]) = rest.get(..AROUND_FRAME - 1) {
+        let size = AROUND_FRAME + u32::from_be_bytes([s0, s1, s2, s3]) as usize;
+        let (frame, after) = rest.split_at(size.min(rest.len()));
+        if frame[0] == METHOD && frame[AROUND_FRAME - 1..].starts_with(&CLOSE_CONNECTION) {
+            return true;
+        }
+        rest = after;
+    }
+    false
 }
 
 /// Removes the frames of all channels except 0, the connection's own, from what was read. Returns how many bytes are left. Handles only

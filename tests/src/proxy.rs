@@ -11,7 +11,8 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::frames::{
-    CONFIRMING, Lost, Request, SETTLING, note_lost, without_acks, without_channels, without_requests,
+    CONFIRMING, Lost, Request, SETTLING, closes_connection, note_lost, without_acks, without_channels,
+    without_requests,
 };
 use crate::publish_counter::PublishCounter;
 
@@ -74,6 +75,7 @@ struct Shared {
     cut: watch::Sender<(u64, Cut)>,
     open: AtomicUsize,
     accepted: AtomicUsize,
+    closed: AtomicUsize,
     lost_acks: AtomicUsize,
     published: AtomicUsize,
     publishing: AtomicUsize,
@@ -95,6 +97,7 @@ impl Proxy {
             cut: watch::Sender::new((0, Cut::Reset)),
             open: AtomicUsize::new(0),
             accepted: AtomicUsize::new(0),
+            closed: AtomicUsize::new(0),
             lost_acks: AtomicUsize::new(0),
             published: AtomicUsize::new(0),
             publishing: AtomicUsize::new(0),
@@ -192,6 +195,11 @@ impl Proxy {
     /// Connections that were ever accepted.
     pub fn accepted(&self) -> usize {
         self.shared.accepted.load(Ordering::SeqCst)
+    }
+
+    /// Connections that programs have closed. The broker's log has a warning for each that just ended.
+    pub fn closed(&self) -> usize {
+        self.shared.closed.load(Ordering::SeqCst)
     }
 }
 
@@ -336,6 +344,10 @@ async fn pump(
             }
             _ => read,
         };
+        // Before the broker answers: then the program ends.
+        if towards == Towards::Broker && closes_connection(&buffer[..read]) {
+            shared.closed.fetch_add(1, Ordering::SeqCst);
+        }
         to.write_all(&buffer[..read]).await?;
         if towards == Towards::Broker {
             let had_publishes = publishes.has_publishes();

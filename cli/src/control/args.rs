@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use clap::Subcommand;
+use lapin::types::ShortString;
 use vramq_program::log_filter;
 use vramq_schemas::control::Command;
+use vramq_schemas::topology::control_key;
 
 use crate::broker::Broker;
 use crate::duration;
@@ -76,7 +78,7 @@ pub(super) enum What {
 #[group(required = true, multiple = false, args = ["worker", "all"])]
 pub(super) struct To {
     /// The name of a worker; may be repeated.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = worker)]
     worker: Vec<String>,
     /// All workers.
     #[arg(long, short)]
@@ -89,7 +91,7 @@ pub(super) struct To {
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Anyone {
     /// The name of a worker; may be repeated [default: all].
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = worker)]
     worker: Vec<String>,
     /// All workers.
     #[arg(long, short, conflicts_with = "worker")]
@@ -126,6 +128,14 @@ impl How {
     }
 }
 
+/// Refuses names that no worker has, among them those that fit no routing key.
+fn worker(name: &str) -> Result<String, String> {
+    if name.is_empty() || ShortString::try_new(control_key(name)).is_err() {
+        return Err("empty, or longer than a worker's name can be".to_owned());
+    }
+    Ok(name.to_owned())
+}
+
 fn setting(text: &str) -> Result<String, String> {
     match text.split_once('=') {
         Some(("log", filter)) if !filter.is_empty() => log_filter(filter),
@@ -142,6 +152,32 @@ impl What {
             Self::Drain(to) => (Command::Drain, to.worker, to.how),
             Self::Cancel { id, to } => (Command::Cancel { job: id }, to.worker, to.how),
             Self::Set { setting, to } => (Command::Set { log: setting }, to.worker, to.how),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn a_name_that_fits_no_routing_key_is_refused() {
+        let parsed = |name: &str| {
+            let pause = Cli::try_parse_from(["control", "pause", "--worker", name]);
+            let cancel = Cli::try_parse_from(["control", "cancel", "4711", "--worker", name]);
+            [pause, cancel].map(|parsed| parsed.map(|cli| cli.args.what.parts().1).ok())
+        };
+        assert_eq!(parsed("gpu-3"), [Some(vec!["gpu-3".to_owned()]), Some(vec!["gpu-3".to_owned()])]);
+        for name in ["", &"é".repeat(150)] {
+            assert_eq!(parsed(name), [None, None], "{name}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Why `vramq control` ended early, with its exit code; and how long it waits for the broker.
+//! Why `vramq control` ended early, in words and as its exit code; and how long it waits for the broker.
 
 use std::io;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub(super) enum NoAnswer {
         "the broker takes no commands now: it is short of memory or disk. Workers may still get this one when that is over"
     )]
     Blocked,
-    #[error("the broker does not answer. If the command had reached it, workers may have it nevertheless")]
+    #[error("the broker does not answer. If the command has reached it, workers may get it nevertheless")]
     Silent,
     #[error("the connection to the broker is lost")]
     Lost,
@@ -37,6 +37,18 @@ pub(super) async fn within<T>(
         Err(_) if is_blocked() => Err(NoAnswer::Blocked.into()),
         Err(_) => Err(NoAnswer::Silent.into()),
     }
+}
+
+/// Why a command ended early. lapin's texts contain those of their causes, so none is repeated.
+pub(super) fn in_words(error: &Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1) {
+        let cause = cause.to_string();
+        if !text.ends_with(&cause) {
+            text += &format!(": {cause}");
+        }
+    }
+    text
 }
 
 /// The exit code of a command that ended early.
@@ -90,6 +102,16 @@ mod tests {
             assert_eq!(code(&error), expected, "{shown}");
         }
         assert_eq!(code(&NoAnswer::Lost.into()), exit::UNREACHABLE);
+    }
+
+    #[test]
+    fn a_cause_is_named_once() {
+        let error = Err::<(), _>(protocol_error(AMQPSoftError::NOTFOUND)).context("publish").unwrap_err();
+        let text = in_words(&error);
+        assert!(text.starts_with("publish: ") && text.ends_with("why"), "{text}");
+        assert_eq!(text.matches("why").count(), 1, "{text}");
+        let error = Err::<(), _>(io::Error::other("full")).context("write the answers").unwrap_err();
+        assert_eq!(in_words(&error), "write the answers: full");
     }
 
     #[test]

@@ -61,7 +61,7 @@ pub(crate) async fn run(args: Args) -> u8 {
     code.unwrap_or_else(|error| {
         let code = failure::code(&error);
         if code != exit::BROKEN_PIPE {
-            eprintln!("error: {}", safe(&format!("{error:#}")));
+            eprintln!("error: {}", safe(&failure::in_words(&error)));
         }
         code
     })

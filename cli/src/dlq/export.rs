@@ -4,9 +4,9 @@ use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use vramq_dlq::archive::Archive;
-use vramq_dlq::plan::{PlanBuilder, unmatched};
-use vramq_dlq::record;
+use vramq_dlq::plan::{Plan, PlanBuilder, Query, unmatched};
 use vramq_dlq::scan::scan;
+use vramq_dlq::{Access, record};
 
 use super::error::Error;
 use super::{Common, Selection, print_missing};
@@ -36,14 +36,35 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let access = common.access()?;
     let file = args.output.as_deref().filter(|path| *path != Path::new("-"));
     let mut archive = file.map(Archive::create).transpose()?;
+    let exported = export(&access, &models, &query, archive.as_mut()).await;
+    if let Some(archive) = &archive {
+        let path = safe(&archive.path().to_string_lossy());
+        match &exported {
+            Ok(_) => eprintln!("{} in {path}", counted(archive.dead_letters, "dead letter")),
+            Err(_) => eprintln!("{path} is incomplete"),
+        }
+    }
+    let plans = exported?;
+    let missing = unmatched(plans.iter(), &query.names)?;
+    print_missing(&missing);
+    Ok(if missing.is_empty() { exit::DONE } else { exit::FAILED })
+}
+
+/// Writes the selected dead letters of all models to the archive, or to standard output if there is none. Returns what was selected.
+async fn export(
+    access: &Access,
+    models: &[String],
+    query: &Query,
+    mut archive: Option<&mut Archive>,
+) -> Result<Vec<Plan>, Error> {
     let mut stdout = BufWriter::new(std::io::stdout().lock());
     let failed = |error: std::io::Error| Error::writing("the dead letters", &error);
     let (mut plans, mut written) = (Vec::new(), 0);
-    for model in &models {
+    for model in models {
         let mut builder = PlanBuilder::default();
-        scan(&access, model, |letter| {
-            if builder.consider(&letter, &query, written) {
-                match archive.as_mut() {
+        scan(access, model, |letter| {
+            if builder.consider(&letter, query, written) {
+                match archive.as_deref_mut() {
                     Some(archive) => archive.write(&letter)?,
                     None => {
                         let line = record::write(&letter).map_err(|error| failed(error.into()))?;
@@ -59,15 +80,8 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
         plans.push(plan);
     }
     stdout.flush().map_err(failed)?;
-    if let Some(archive) = archive.as_mut() {
+    if let Some(archive) = archive {
         archive.sync()?;
-        eprintln!(
-            "{} in {}",
-            counted(archive.dead_letters, "dead letter"),
-            safe(&archive.path().to_string_lossy())
-        );
     }
-    let missing = unmatched(plans.iter(), &query.names)?;
-    print_missing(&missing);
-    Ok(if missing.is_empty() { exit::DONE } else { exit::FAILED })
+    Ok(plans)
 }

@@ -17,10 +17,9 @@ use vramq_dlq::destination::publisher;
 use vramq_dlq::queue_lock::QueueLock;
 use vramq_dlq::reader::Reader;
 use vramq_dlq::republish;
-use vramq_schemas::topology::dead_queue;
 
-use super::Common;
 use super::error::Error;
+use super::{Common, key_of};
 use crate::exit;
 use crate::output::progress::Progress;
 use crate::output::text::{counted, safe};
@@ -88,13 +87,13 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     }
     import.close().await;
     let Counts { published, there, other_models, torn, cannot_publish, unknown } = counts;
-    audit_log.log_note(
+    let logged = audit_log.log_note(
         "end",
         json!({
             "published": published, "there_already": there, "other_models": other_models, "torn": torn,
             "unfit": cannot_publish, "unknown": unknown, "error": ended.as_ref().err().map(ToString::to_string),
         }),
-    )?;
+    );
     progress.finish("restored");
     for (count, unit, what) in [
         (there, "dead letter", "in the queue already, left out"),
@@ -106,7 +105,8 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
             eprintln!("{} {what}", counted(count, unit));
         }
     }
-    ended?;
+    // After the counts: also where the disk is full, the user learns what was done.
+    ended.and(logged)?;
     Ok(if cannot_publish == 0 { exit::DONE } else { exit::FAILED })
 }
 
@@ -283,7 +283,7 @@ impl Import<'_> {
     }
 
     async fn letter(&mut self, letter: DeadLetter, duplicates: bool) -> Result<(), Error> {
-        let Some(model) = letter.queue.strip_prefix(&dead_queue("")).map(str::to_owned) else {
+        let Some(model) = key_of(&letter.queue) else {
             return Err(Error::Usage(format!("{} is not a queue of dead letters", safe(&letter.queue))));
         };
         if !self.common.models.is_empty() && !self.common.models.contains(&model) {

@@ -14,9 +14,10 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use url::Url;
 use vramq_amqp::Address;
-use vramq_schemas::topology::{check_model_name, dead_queue};
+use vramq_schemas::topology::dead_queue;
 
 use super::error::Error;
+use super::key_of;
 use crate::output::text::safe;
 
 /// How long one request may take: the API answers in milliseconds, or in seconds on a broker with ten thousands of queues.
@@ -211,12 +212,6 @@ async fn user_of(broker: &Address, by_tls: bool) -> Result<(String, String), Err
     user.ok_or_else(|| Error::Usage(format!("the broker knows this user by its certificate: {NAME_ONE}")))
 }
 
-/// The key of the model whose dead letters this queue has; none if the queue is of another program.
-fn key_of(queue: &str) -> Option<String> {
-    let key = queue.strip_prefix(&dead_queue(""))?;
-    check_model_name(key).is_ok().then(|| key.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -267,12 +262,5 @@ mod tests {
                 "{url}: {error}"
             );
         }
-    }
-
-    #[test]
-    fn only_queues_of_dead_letters_name_a_model() {
-        let keys =
-            ["vramq.dead.minilm", "vramq.dead.", "vramq.dead.a b", "vramq.jobs.minilm", "x.vramq.dead.m"];
-        assert_eq!(keys.map(key_of), [Some("minilm".to_owned()), None, None, None, None]);
     }
 }

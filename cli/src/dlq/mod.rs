@@ -24,7 +24,7 @@ use vramq_dlq::audit_log::AuditLog;
 use vramq_dlq::plan::{Plan, Query};
 use vramq_dlq::select::Name;
 use vramq_dlq::{Access, scan};
-use vramq_schemas::topology::check_model_name;
+use vramq_schemas::topology::{check_model_name, dead_queue};
 
 use crate::broker::{Broker, Secret, connection_name};
 use crate::output::text as screen;
@@ -222,6 +222,12 @@ fn distinct(models: &[String]) -> Vec<String> {
     models.iter().filter(|model| seen.insert(model.as_str())).cloned().collect()
 }
 
+/// The key of the model whose dead letters this queue has; none if the queue is of another program.
+fn key_of(queue: &str) -> Option<String> {
+    let key = queue.strip_prefix(&dead_queue(""))?;
+    check_model_name(key).is_ok().then(|| key.to_owned())
+}
+
 /// Refuses the old name of a flag, with the new one.
 fn renamed_log(_file: &str) -> Result<String, String> {
     Err("the action log's flag is --action-log".to_owned())
@@ -277,5 +283,12 @@ mod tests {
     fn a_model_that_is_named_twice_is_read_once() {
         let named = ["minilm", "bge", "minilm"].map(str::to_owned);
         assert_eq!(distinct(&named), ["minilm", "bge"]);
+    }
+
+    #[test]
+    fn only_queues_of_dead_letters_name_a_model() {
+        let keys =
+            ["vramq.dead.minilm", "vramq.dead.", "vramq.dead.a b", "vramq.jobs.minilm", "x.vramq.dead.m"];
+        assert_eq!(keys.map(key_of), [Some("minilm".to_owned()), None, None, None, None]);
     }
 }

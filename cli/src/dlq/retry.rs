@@ -113,12 +113,13 @@ fn changes(args: &Args) -> Result<Changes, Error> {
             _ => return Err(wrong("it must be batch-hint=…, priority=…, expiration=… or model-revision=…")),
         }
     }
-    if let Some(queue) = &changes.to
-        && (queue.is_empty() || queue.starts_with(&dead_queue("")))
-    {
-        return Err(Error::Usage("--to: this is a queue of dead letters; name a queue of jobs".to_owned()));
+    match changes.to.as_deref() {
+        Some("") => Err(Error::Usage("--to: name a queue of jobs".to_owned())),
+        Some(queue) if queue.starts_with(&dead_queue("")) => {
+            Err(Error::Usage("--to: this is a queue of dead letters; name a queue of jobs".to_owned()))
+        }
+        _ => Ok(changes),
     }
-    Ok(changes)
 }
 
 /// What will be done, for the operator to confirm.
@@ -188,6 +189,9 @@ mod tests {
         ] {
             assert!(matches!(parsed(&["--change", wrong]), Err(Error::Usage(_))), "{wrong}");
         }
-        assert!(parsed(&["--to", "vramq.dead.minilm"]).is_err());
+        for (queue, why) in [("vramq.dead.minilm", "queue of dead letters"), ("", "--to: name a queue")] {
+            let error = parsed(&["--to", queue]).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
     }
 }

@@ -3,18 +3,11 @@
 pub(crate) mod progress;
 pub(crate) mod text;
 
-use std::fmt::Arguments;
 use std::io::{self, Write as _};
 
 /// Writes a line to standard output. `println!` would panic when the reader has gone or the disk is full.
 pub(crate) fn write_line(line: &str) -> io::Result<()> {
     writeln!(io::stdout(), "{line}")
-}
-
-/// Writes a line to standard error; `eprintln!` in this program calls it. Ignores failures: there is nowhere to report them, and the work
-/// goes on.
-pub(crate) fn write_error_line(line: Arguments<'_>) {
-    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// Says that a flag has another name now. The next version does not know the old one.

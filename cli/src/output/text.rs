@@ -1,6 +1,7 @@
 //! Text for terminals: foreign text with control characters escaped, tables, ages, sizes. Pure.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 use vramq_dlq::text::is_active;
@@ -36,10 +37,14 @@ pub(crate) fn cut(text: &str, columns: usize) -> String {
     kept.collect::<String>() + "…"
 }
 
-/// An age in one unit.
+/// The age of a moment in Unix milliseconds; `?` if it is unknown.
 pub(crate) fn ago(at_ms: Option<u64>, now_ms: u64) -> String {
-    let Some(at_ms) = at_ms else { return "?".to_owned() };
-    let seconds = now_ms.saturating_sub(at_ms) / 1000;
+    at_ms.map_or_else(|| "?".to_owned(), |at_ms| age(Duration::from_millis(now_ms.saturating_sub(at_ms))))
+}
+
+/// An age in one unit.
+pub(crate) fn age(age: Duration) -> String {
+    let seconds = age.as_secs();
     match seconds {
         0..120 => format!("{seconds}s"),
         120..7200 => format!("{}m", seconds / 60),

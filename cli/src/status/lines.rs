@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use super::fleet::Fleet;
 use super::models::{missing_queues, mixed_revisions, process_table};
 use super::queues::queue_table;
-use super::severity::{Line, Severity, age};
+use super::severity::{Line, Severity};
 use super::worker_snapshot::{Down, Link};
 use super::workers::{reasons, worker_table};
-use crate::output::text::safe;
+use crate::output::text::{age, safe};
 
 /// A shorter time without a connection is not shown: it would be `0s`.
 const AGE_MIN: Duration = Duration::from_secs(1);

@@ -11,7 +11,7 @@ use vramq_schemas::topology::{bulk_queue, dead_queue, jobs_queue, suspects_queue
 
 use super::fleet::{Counted, ToCount};
 use super::worker_snapshot::Down;
-use crate::broker::is_refusal;
+use crate::broker::{close, is_refusal};
 
 /// How often queues are counted, and a missing exchange is looked for again.
 const COUNT_EVERY: Duration = Duration::from_secs(2);
@@ -85,8 +85,7 @@ impl Listener {
         };
         let ended = self.listen(&connection).await;
         if matches!(ended, Err(End::Unwanted)) {
-            // A proper close, so that the broker logs no warning.
-            let _ = tokio::time::timeout(RECONNECT_WAIT, connection.close(200, "bye".into())).await;
+            close(&connection).await;
         }
         ended
     }

@@ -18,11 +18,12 @@ use std::io::{self, Write as _};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch as values};
-use tokio::time::sleep;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
 use vramq_amqp::Address;
 use vramq_schemas::topology::check_model_name;
 
-use crate::broker::{Broker, InvalidBroker};
+use crate::broker::{Broker, CLOSE_MAX, InvalidBroker, connection_name};
 use crate::output::text::{safe, safe_json};
 use crate::signals::Signals;
 use crate::{duration, exit};
@@ -74,6 +75,7 @@ struct Session {
     fleet: Fleet,
     events: mpsc::Receiver<Event>,
     to_count: values::Sender<ToCount>,
+    listening: JoinHandle<()>,
 }
 
 pub(crate) async fn run(args: Args) -> u8 {
@@ -101,11 +103,16 @@ pub(crate) async fn run(args: Args) -> u8 {
         eprintln!("error: connect to the broker at {}: {}", session.broker, safe(error));
         return code;
     }
-    if args.watch { watch::run(session).await } else { print_once(session, args.listen, args.json).await }
+    let code = match args.watch {
+        true => watch::run(&mut session).await,
+        false => print_once(&mut session, args.listen, args.json).await,
+    };
+    session.close().await;
+    code
 }
 
 /// Listens for a while, then prints once.
-async fn print_once(mut session: Session, listen: Duration, json: bool) -> u8 {
+async fn print_once(session: &mut Session, listen: Duration, json: bool) -> u8 {
     let mut signals = match Signals::new() {
         Ok(signals) => signals,
         Err(error) => {
@@ -151,10 +158,18 @@ impl Session {
         let (event_sender, events) = mpsc::channel(EVENTS_MAX);
         let (to_count, counting) = values::channel(fleet.to_count());
         let broker = address.to_string();
-        let name = format!("vramq status {}", std::process::id());
+        let name = connection_name("status");
         let listener = Listener { address: address.clone(), name, to_count: counting, events: event_sender };
-        tokio::spawn(listener.run());
-        Ok(Self { address, broker, fleet, events, to_count })
+        let listening = tokio::spawn(listener.run());
+        Ok(Self { address, broker, fleet, events, to_count, listening })
+    }
+
+    /// Ends the listener, and waits until it has closed its connection. The process would otherwise end before that.
+    async fn close(self) {
+        let Self { events, listening, .. } = self;
+        drop(events);
+        // An `Err`: the broker does not answer. The command ends anyway.
+        let _ = timeout(CLOSE_MAX, listening).await;
     }
 
     /// Waits for an event, and applies it.

@@ -1,7 +1,5 @@
 //! Lines with a severity, tables of them, and what their cells show.
 
-use std::time::Duration;
-
 use crate::output::text::{Align, table};
 
 /// The width of names, which other programs choose.
@@ -42,12 +40,4 @@ pub(super) fn with_severities(
 
 pub(super) fn rate(rate: Option<f64>) -> String {
     rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"))
-}
-
-pub(super) fn age(age: Duration) -> String {
-    match age.as_secs() {
-        seconds @ 0..120 => format!("{seconds}s"),
-        seconds @ 120..7_200 => format!("{}m", seconds / 60),
-        seconds => format!("{}h", seconds / 3_600),
-    }
 }

@@ -46,13 +46,13 @@ struct Views {
 }
 
 /// Shows the session until a key or signal ends it; the exit code.
-pub(super) async fn run(mut session: Session) -> u8 {
+pub(super) async fn run(session: &mut Session) -> u8 {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         eprintln!("error: --watch needs a terminal; without --watch the output can be redirected");
         return exit::USAGE;
     }
     let result = match Screen::take() {
-        Ok(mut screen) => watch(&mut screen, &mut session).await,
+        Ok(mut screen) => watch(&mut screen, session).await,
         Err(error) => Err(error),
     };
     result.unwrap_or_else(|error| {

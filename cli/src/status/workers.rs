@@ -5,9 +5,9 @@ use std::time::Instant;
 use vramq_schemas::status::{CeilingStatus, DeviceStatus, WorkerState};
 
 use super::fleet::Fleet;
-use super::severity::{Line, NAME_COLUMNS, Severity, age, rate, with_severities};
+use super::severity::{Line, NAME_COLUMNS, Severity, rate, with_severities};
 use super::worker_snapshot::{Presence, WorkerSnapshot};
-use crate::output::text::{Align, bytes, cut, safe};
+use crate::output::text::{Align, age, bytes, cut, safe};
 
 pub(super) fn worker_table(fleet: &Fleet, now: Instant) -> Vec<Line> {
     let head = [

@@ -1,6 +1,5 @@
 //! The HTTP client of object stores: follows no redirect, uses no proxy, and distinguishes permanent errors from temporary ones.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -8,12 +7,9 @@ use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
 };
 use object_store::{ClientConfigKey, ClientOptions};
-use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-/// How long connecting may take. A working server answers within a round trip; a lost packet is sent again after one second, then
-/// two.
-const CONNECT_MAX: Duration = Duration::from_secs(5);
+use crate::http_client;
 
 /// Marks a request for an object. Requests for credentials have no mark: a rejected one may succeed later, with a renewed token.
 #[derive(Clone, Copy, Debug)]
@@ -36,8 +32,9 @@ struct Temporary {
 
 const REJECTS: &str = "rejects the credentials";
 
-/// S3's codes for that, with status 400 or 403, and what the store did.
-const TEMPORARY: [(&str, &str); 6] = [
+/// The codes for that, with status 400 or 403, and what the store did. All are S3's, but for the first, which is Azure's.
+const TEMPORARY: [(&str, &str); 7] = [
+    ("AuthenticationFailed", REJECTS),
     ("ExpiredToken", REJECTS),
     ("InvalidToken", REJECTS),
     ("InvalidAccessKeyId", REJECTS),
@@ -71,12 +68,7 @@ impl Connector {
         if by_tls && roots.is_empty() {
             return Err(no_authority(loaded.errors.first()));
         }
-        let tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(|error| format!("set up TLS: {error}"))?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        Ok(Self { silence, tls })
+        Ok(Self { silence, tls: http_client::tls(roots)? })
     }
 }
 
@@ -95,14 +87,8 @@ fn no_authority(error: Option<&rustls_native_certs::Error>) -> String {
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let allows_http = options.get_config_value(&ClientConfigKey::AllowHttp);
-        let client = reqwest::Client::builder()
-            .user_agent(concat!("vramq/", env!("CARGO_PKG_VERSION")))
-            // A redirect would lead where no configuration says.
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
-            .tls_backend_preconfigured(self.tls.clone())
+        let client = http_client::builder(self.tls.clone(), self.silence)
             .https_only(allows_http.as_deref() != Some("true"))
-            .connect_timeout(CONNECT_MAX.min(self.silence))
             .read_timeout(self.silence)
             .build()
             .map_err(|error| object_store::Error::Generic { store: "HTTP", source: Box::new(error) })?;
@@ -182,6 +168,11 @@ mod tests {
         }
         let rejected = temporary(401, "").unwrap().to_string();
         assert_eq!(rejected, "the store rejects the credentials: status 401 Unauthorized");
+        // As Azure answers: after a mark of the byte order, and with the time of its answer.
+        let body = "\u{feff}<?xml version=\"1.0\" encoding=\"utf-8\"?><Error><Code>AuthenticationFailed</Code><Message>Server failed to \
+                    authenticate the request.\nTime:2026-11-29T12:00:00Z</Message></Error>";
+        let rejected = temporary(403, body).unwrap().to_string();
+        assert_eq!(rejected, "the store rejects the credentials: status 403 AuthenticationFailed");
         for body in ["", "<Error><Code>AccessDenied</Code><Message>ExpiredToken</Message></Error>"] {
             assert!(temporary(400, body).is_none() && temporary(403, body).is_none(), "{body}");
         }

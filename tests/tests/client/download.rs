@@ -8,10 +8,10 @@ use vramq_tests::named_pipe::named_pipe;
 use vramq_tests::object_server::{BUCKET, KEY, ObjectServer};
 use vramq_tests::web_server::{BODY, SHA256_OF_TEST, WebServer};
 
-use crate::common::command::{Scratch, code, stderr};
-use crate::common::in_time;
+use crate::common::command::{Scratch, code, interrupt, stderr};
+use crate::common::{in_time, until};
 
-async fn download(args: &[&str]) -> Output {
+fn command(args: &[&str]) -> Command {
     let mut command = Command::new(vramq_tests::programs::program("vramq").unwrap());
     command
         .arg("download")
@@ -22,7 +22,11 @@ async fn download(args: &[&str]) -> Output {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true);
-    in_time(command.output()).await.unwrap()
+    command
+}
+
+async fn download(args: &[&str]) -> Output {
+    in_time(command(args).output()).await.unwrap()
 }
 
 #[tokio::test]
@@ -61,6 +65,16 @@ async fn a_pipe_gets_the_bytes_and_stays_one() {
     let mut written = [0; 4];
     reader.read_exact(&mut written).unwrap();
     assert_eq!(&written, b"test");
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_download_that_is_interrupted() {
+    let (scratch, server) = (Scratch::new(), WebServer::start().await.unwrap());
+    let child =
+        command(&[&server.url("/a/silent"), "--private", "-o", &scratch.path("out")]).spawn().unwrap();
+    until("it waits for the server", || (server.asked("/a/silent") == 1).then_some(())).await;
+    code(&interrupt(child).await, 130);
+    assert_eq!(scratch.names(), Vec::<String>::new());
 }
 
 #[tokio::test]

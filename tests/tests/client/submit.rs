@@ -1,10 +1,11 @@
 //! `vramq submit`: the command itself, against a real broker.
 
-use std::process::Output;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::common::command::{Scratch, code, command, line, lines, read_npy, stderr, submit, submit_stdin};
+use crate::common::command::{
+    Scratch, code, command, interrupt, line, lines, read_npy, stderr, submit, submit_stdin,
+};
 use crate::common::worker::{self, Received};
 use crate::common::{Broker, in_time, until};
 use lapin::ExchangeKind;
@@ -13,7 +14,6 @@ use lapin::types::FieldTable;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::process::{Child, Command};
 use vramq_producer::Reason;
 use vramq_schemas::topology::{WITHDRAWALS_EXCHANGE, jobs_queue};
 use vramq_tests::frames::Request;
@@ -198,12 +198,6 @@ async fn an_interrupt_is_130_and_leaves_nothing() {
         }
     }
     worker.abort();
-}
-
-async fn interrupt(child: Child) -> Output {
-    let pid = child.id().unwrap().to_string();
-    assert!(Command::new("kill").args(["-INT", &pid]).status().await.unwrap().success());
-    in_time(child.wait_with_output()).await.unwrap()
 }
 
 /// The broker accepts the connection, and says nothing.

@@ -13,10 +13,12 @@ use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::answers::answered_once;
 use vramq_tests::broker::Broker;
 use vramq_tests::dead_letters::{Operator, add_dead_letters, ids, letter, letters, scale};
+use vramq_tests::proxy::Proxy;
 use vramq_tests::random::Random;
 use vramq_tests::shared_device::ECHO_ITEM_BYTES;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
+use vramq_tests::worker::vramq;
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(
@@ -28,7 +30,11 @@ on_queue_types!(
     changes_are_refused_or_logged,
     an_operator_at_a_terminal_is_asked,
 );
-on_one_setup!(without_a_model_those_of_the_workers_are_read, without_a_worker_the_broker_lists_the_models);
+on_one_setup!(
+    without_a_model_those_of_the_workers_are_read,
+    without_a_worker_the_broker_lists_the_models,
+    a_connection_is_closed_also_where_there_is_no_queue,
+);
 
 /// The time that it takes if nobody interrupts it.
 async fn timed(operator: &Operator, args: &[&str]) -> Result<Duration> {
@@ -363,4 +369,12 @@ async fn without_a_worker_the_broker_lists_the_models(env: &mut TestEnv) -> Resu
     }
     env.client.purge(&dead_queue("other")).await?;
     env.client.purge(&foreign).await
+}
+
+async fn a_connection_is_closed_also_where_there_is_no_queue(env: &mut TestEnv) -> Result<()> {
+    let proxy = Proxy::to(&env.url).await?;
+    let output = vramq(proxy.url(), &["dlq", "list", "--model", "nobody"]).await?;
+    ensure!(output.code == Some(4) && output.stderr.contains("there is no queue"), "{output:?}");
+    ensure!((proxy.accepted(), proxy.closed()) == (1, 1), "{proxy:?}");
+    Ok(())
 }

@@ -15,7 +15,18 @@ use vramq_tests::wait::{DEADLINE, until};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(an_import_that_waits_for_a_pipe_ends_by_a_signal);
-on_one_setup!(a_queue_that_confirms_nothing_holds_up_no_other_queue_of_an_import);
+on_one_setup!(
+    a_queue_that_confirms_nothing_holds_up_no_other_queue_of_an_import,
+    a_dead_letter_of_a_queue_that_no_model_has_is_refused,
+);
+
+/// A dead letter as a line of a file.
+fn line(queue: &str) -> String {
+    let properties = r#"{"message_id":"a","delivery_mode":2}"#;
+    format!(
+        "{{\"vramq_letter\":1,\"queue\":\"{queue}\",\"fingerprint\":\"\",\"properties\":{properties},\"headers\":{{}},\"body\":\"AAEC\"}}\n"
+    )
+}
 
 /// SIGINT and SIGTERM end it with their codes. What was read is published, and a line that has begun is not.
 async fn an_import_that_waits_for_a_pipe_ends_by_a_signal(env: &mut TestEnv) -> Result<()> {
@@ -64,12 +75,6 @@ async fn a_queue_that_confirms_nothing_holds_up_no_other_queue_of_an_import(env:
         env.client.declare_queue(queue, FieldTable::default()).await?;
         env.leave(queue);
     }
-    let line = |queue: &str| {
-        let properties = r#"{"message_id":"a","delivery_mode":2}"#;
-        format!(
-            "{{\"vramq_letter\":1,\"queue\":\"{queue}\",\"fingerprint\":\"\",\"properties\":{properties},\"headers\":{{}},\"body\":\"AAEC\"}}\n"
-        )
-    };
     let arrived = async |queues: &[String]| {
         until("the letters", async || {
             for queue in queues {
@@ -120,5 +125,17 @@ async fn a_queue_that_confirms_nothing_holds_up_no_other_queue_of_an_import(env:
     let end = log.last().context("an empty log")?;
     ensure!(end["phase"] == "end" && end["detail"]["published"] == others.len(), "{end}");
     ensure!(end["detail"]["unknown"] == 1, "{end}");
+    Ok(())
+}
+
+async fn a_dead_letter_of_a_queue_that_no_model_has_is_refused(env: &mut TestEnv) -> Result<()> {
+    let operator = Operator::at(env)?;
+    // The last name is longer than AMQP allows.
+    for queue in ["vramq.jobs.echo".to_owned(), dead_queue(""), dead_queue(&"q".repeat(300))] {
+        std::fs::write(operator.path("letters.jsonl"), line(&queue))?;
+        let refused = operator.run_without_model(&["import", "letters.jsonl"]).await?;
+        let says = format!("error: {queue} is not a queue of dead letters");
+        ensure!(refused.code == Some(2) && refused.stderr.contains(&says), "{refused:?}");
+    }
     Ok(())
 }

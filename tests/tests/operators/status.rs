@@ -8,6 +8,7 @@ use vramq_schemas::topology::{STATUS_EXCHANGE, dead_queue};
 use vramq_tests::job::Message;
 use vramq_tests::node::Node;
 use vramq_tests::permissions::Permissions;
+use vramq_tests::proxy::Proxy;
 use vramq_tests::terminal::Terminal;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
@@ -17,6 +18,7 @@ use vramq_tests::{on_one_setup, on_own_node};
 on_one_setup!(
     the_report_matches_the_broker_and_the_workers,
     nobody_is_there,
+    its_connection_is_closed_before_it_ends,
     a_broker_that_refuses_is_not_one_that_is_away,
     watch_shows_workers_that_come_and_go,
     watch_lists_dead_letters_and_explains_them,
@@ -121,6 +123,14 @@ async fn nobody_is_there(env: &mut TestEnv) -> Result<()> {
     // And where there is no terminal, too.
     let output = status(env, &["--watch"]).await?;
     ensure!(output.code == Some(2) && output.stderr.contains("needs a terminal"), "{output:?}");
+    Ok(())
+}
+
+async fn its_connection_is_closed_before_it_ends(env: &mut TestEnv) -> Result<()> {
+    let proxy = Proxy::to(&env.url).await?;
+    let output = vramq(proxy.url(), &["status", "--for", "1s"]).await?;
+    ensure!(output.code == Some(1), "{output:?}");
+    ensure!((proxy.accepted(), proxy.closed()) == (1, 1), "{proxy:?}");
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
 use tokio::io::AsyncWriteExt as _;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 use super::{Broker, in_time, worker};
 
@@ -68,6 +68,13 @@ pub async fn submit_stdin(broker: &Broker, args: &[&str], input: &str) -> Output
     let output = in_time(child.wait_with_output()).await.unwrap();
     feed.await.unwrap();
     output
+}
+
+/// Interrupts a command, as from the keyboard, and waits for its end.
+pub async fn interrupt(child: Child) -> Output {
+    let pid = child.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().await.unwrap().success());
+    in_time(child.wait_with_output()).await.unwrap()
 }
 
 #[track_caller]
