@@ -323,6 +323,7 @@ impl Core {
         for confirmed in unsent {
             self.act(Action::Release { job: confirmed.ended().received.delivery.job });
         }
+        self.cancel_passes();
         self.timers.session_closed();
         if let Some(lasted) = self.scheduler.unblocked(self.now.at) {
             self.observe(Observation::BlockedOnMemory { lasted });

@@ -5,7 +5,7 @@ use std::time::Duration;
 use vramq_schemas::JobHeaders;
 
 use crate::action::{Action, PassOrder, Publication, Route};
-use crate::event::{Event, PassResult, PublicationOutcome, QueueCount, QueueCounts, Source};
+use crate::event::{Event, PassResult, PublicationOutcome, QueueCount, QueueCounts, SessionFacts, Source};
 use crate::handlers::test_worker::{CHANNEL, MODEL, Worker, consumers, requeued};
 use crate::ids::{JobKey, StoreIndex};
 
@@ -152,6 +152,43 @@ fn a_long_quarantined_job_does_not_keep_the_worker_from_others() {
     let [(JobKey(1), headers, Route::Quarantine)] = &back[..] else { panic!("{back:?}") };
     assert_eq!((headers.items_done as usize, headers.crashes, headers.attempt), (done, 2, 0));
     assert!(done > 0 && done < 100);
+}
+
+/// A pass of the lost session still holds the device's memory.
+#[test]
+fn a_quarantined_job_that_cannot_start_holds_up_others_for_a_minute_only() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders { exclusive: true, ..JobHeaders::default() });
+    worker.pass();
+    worker.apply(Event::SessionClosed);
+    worker.apply(Event::SessionOpened(SessionFacts { declares: true, missing: Vec::new() }));
+    worker.now += Duration::from_secs(10);
+    assert!(takes_quarantined(&worker.isolates()));
+    worker.job(2, 1, Source::Quarantine, JobHeaders { crashes: 2, ..JobHeaders::default() });
+    assert!(worker.passes().is_empty());
+    for second in 1..60 {
+        assert!(requeued(&worker.second()).is_empty(), "{second}");
+    }
+    let back = requeued(&worker.second());
+    let [(JobKey(2), headers, Route::Quarantine)] = &back[..] else { panic!("{back:?}") };
+    assert_eq!((headers.crashes, headers.attempt), (2, 0));
+}
+
+/// Its inputs take minutes. Their fetch has a limit of its own, and the job its minute after that.
+#[test]
+fn a_quarantined_job_waits_for_its_inputs() {
+    let mut worker = Worker::new();
+    assert!(takes_quarantined(&worker.isolates()));
+    let headers = JobHeaders { crashes: 2, ..JobHeaders::default() };
+    worker.arrives(1, Source::Quarantine, headers);
+    worker.apply(Event::Referring { job: JobKey(1), stores: vec![StoreIndex(0)] });
+    for second in 1..300 {
+        assert!(requeued(&worker.second()).is_empty(), "{second}");
+    }
+    worker.apply(Event::Fetched { job: JobKey(1), result: Ok(()) });
+    worker.decoded(1, 1);
+    assert!(requeued(&worker.second()).is_empty());
+    assert_eq!(worker.pass().items.len(), 1);
 }
 
 /// The job was being read when the isolation began. Next time its fetch has a minute.
