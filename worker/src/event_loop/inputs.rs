@@ -59,7 +59,7 @@ impl EventLoop {
             Input::QuarantineTaken(model, Ok(Some((channel, delivery)))) => {
                 self.delivered(model, Source::Quarantine, &channel, delivery);
             }
-            Input::QuarantineTaken(model, Ok(None)) => self.apply(Event::QuarantineEmpty { model }),
+            Input::QuarantineTaken(_, Ok(None)) => self.apply(Event::QuarantineEmpty),
             Input::Counted(_, Err(error)) | Input::QuarantineTaken(_, Err(error)) => {
                 self.not_looked_at(&error);
             }

@@ -134,7 +134,7 @@ fn other_jobs_are_not_taken_while_a_quarantined_job_may_still_come() {
     assert!(takes_quarantined(&worker.isolates()));
     let started: usize = (0..30).map(|_| consumers(&worker.second()).len()).sum();
     assert_eq!(started, 0);
-    assert!(!consumers(&worker.apply(Event::QuarantineEmpty { model: MODEL })).is_empty());
+    assert!(!consumers(&worker.apply(Event::QuarantineEmpty)).is_empty());
 }
 
 /// A quarantined job of many passes runs until its time is over. Then its finished items are published and the rest goes back to the
@@ -204,7 +204,7 @@ fn an_isolation_that_interrupted_a_fetch_is_followed_by_the_next_after_a_minute(
     worker.apply(Event::Idle);
     let acked = worker.apply(Event::AcksSent { channel: CHANNEL, sent: vec![true] });
     assert!(takes_quarantined(&acked), "{acked:?}");
-    worker.apply(Event::QuarantineEmpty { model: MODEL });
+    worker.apply(Event::QuarantineEmpty);
     let isolates =
         |actions: &[Action]| actions.iter().any(|action| matches!(action, Action::StopConsumer { .. }));
     worker.now += Duration::from_secs(59);
@@ -217,7 +217,7 @@ fn an_isolation_that_interrupted_a_fetch_is_followed_by_the_next_after_a_minute(
 fn an_isolation_that_interrupted_no_fetches_may_soon_follow_another() {
     let mut worker = Worker::new();
     assert!(takes_quarantined(&worker.isolates()));
-    worker.apply(Event::QuarantineEmpty { model: MODEL });
+    worker.apply(Event::QuarantineEmpty);
     worker.second();
     assert!(takes_quarantined(&worker.isolates()));
 }
