@@ -132,8 +132,9 @@ impl Core {
         let model = running.received.delivery.model;
         self.scheduler.remove(model, job);
         self.advance(job);
-        let is_given_up = |job: JobKey| self.jobs.running(job).is_some_and(Running::is_given_up);
-        for pass in self.scheduler.passes_of(job, is_given_up) {
+        // Nothing more is published of a job that has ended although a pass of it runs.
+        let needs_none = |job: JobKey| self.jobs.running(job).is_none_or(Running::is_given_up);
+        for pass in self.scheduler.passes_of(job, needs_none) {
             self.act(Action::CancelPass { pass, model });
         }
     }
