@@ -20,8 +20,11 @@ impl Core {
                 self.answer(request, Answer::Refused, "the worker is draining: it takes no more jobs");
             }
             Command::Pause => {
+                // While other pauses wait, the worker is paused already.
+                if !self.session.commands_mut().wait_for_pause(request) {
+                    return self.answer(request, Answer::Refused, "too many pauses at a time: try again");
+                }
                 self.lifecycle.set_paused(true);
-                self.session.commands_mut().wait_for_pause(request);
                 self.adjust_consumers();
             }
             Command::Resume => self.resume(request),
