@@ -93,9 +93,11 @@ fn attempt(attempt: &Attempt) -> String {
         if *foreign > 0 { format!(", {} with other processes", bytes(*foreign)) } else { String::new() };
     let ended =
         if outcome == Reason::OutOfMemory.as_str() { "ran out of memory".to_owned() } else { safe(outcome) };
+    let longest =
+        known(u64::from(*longest)).map(|cost| format!(" the longest of cost {cost},")).unwrap_or_default();
     format!(
-        "{at}  {worker} ran {} from number {item} on, the longest of cost {longest}, with {company}. It asked {device} for \
-         {}; free were {} of {}{others}: {ended}.",
+        "{at}  {worker} ran {} from number {item} on,{longest} with {company}. It asked {device} for {}; free were {} of \
+         {}{others}: {ended}.",
         counted((*items).into(), "item"),
         bytes(*asked),
         bytes(*free),
@@ -116,10 +118,16 @@ fn why_it_ended(cause: &DeadLetterCause) -> Vec<String> {
 fn what_would_fit(letter: &DeadLetter) -> Option<String> {
     let needs = letter.number(NEEDS_BYTES).filter(|_| !letter.is_by_broker())?;
     let (item, cost) = (letter.number(ITEM)?, letter.number(ITEM_COST)?);
+    let of_cost = known(cost).map(|cost| format!(", of cost {cost},")).unwrap_or_default();
     Some(format!(
-        "Item {item}, of cost {cost}, runs alone on a device with {} free beside the model's weights ({needs} bytes).",
+        "Item {item}{of_cost} runs alone on a device with {} free beside the model's weights ({needs} bytes).",
         bytes(needs)
     ))
+}
+
+/// A cost that is known. Workers of 0.2.0 wrote the largest number in the place of one that is not.
+fn known(cost: u64) -> Option<u64> {
+    (cost > 0 && cost < u64::from(u32::MAX)).then_some(cost)
 }
 
 fn what_to_do(letter: &DeadLetter, cause: &DeadLetterCause) -> String {
@@ -275,6 +283,25 @@ mod tests {
             &format!("vramq dlq retry --model minilm {}", letter.fingerprint()),
         ] {
             assert!(shown.contains(part), "no {part:?} in {shown}");
+        }
+    }
+
+    #[test]
+    fn a_cost_that_is_unknown_is_not_shown() {
+        for unknown in [0, u32::MAX] {
+            let letter = written("job-8", Reason::OutOfMemory, |table| {
+                let attempt = Attempt { outcome: "out-of-memory".to_owned(), ..Attempt::default() };
+                let attempt = Attempt { items: 1, longest: unknown, ..attempt };
+                JobHeaders { history: vec![attempt], attempt: 1, ..JobHeaders::default() }.write(table);
+                let requirement = MinimumRequirement { item: 3, cost: unknown, needs_bytes: MIB };
+                let letter = vramq_schemas::DeadLetter::read(table).unwrap();
+                vramq_schemas::DeadLetter { requirement: Some(requirement), ..letter }.write(table);
+            });
+            let shown = text(&letter);
+            for part in ["ran 1 item from number 0 on, with other processes", "Item 3 runs alone on a device"]
+            {
+                assert!(shown.contains(part), "no {part:?} in {shown}");
+            }
         }
     }
 

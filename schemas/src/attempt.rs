@@ -23,7 +23,7 @@ pub struct Attempt {
     pub item: u32,
     /// Items in the pass.
     pub items: u32,
-    /// Cost of its longest item (tokens, for an encoder).
+    /// Cost of its longest item (tokens, for an encoder); 0 if it is unknown.
     pub longest: u32,
     /// Bytes asked of the device, and what it had.
     pub asked: u64,

@@ -40,7 +40,7 @@ pub struct DeadLetter {
 pub struct MinimumRequirement {
     /// Its index within the job.
     pub item: u32,
-    /// Its cost: tokens, for an encoder.
+    /// Its cost (tokens, for an encoder); 0 if it is unknown.
     pub cost: u32,
     /// The least free device memory, in bytes, that it would fit in.
     pub needs_bytes: u64,

@@ -1,6 +1,7 @@
 //! The outputs of consecutive items of a job, which become a reply.
 
 use std::sync::OnceLock;
+use std::time::Instant;
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use vramq_core::rejection::Rejection;
@@ -22,7 +23,8 @@ pub struct RunOutputs {
 
 impl RunOutputs {
     /// Writes large outputs to a store. Returns the outputs with references in their place, and why an output was not written, if so.
-    /// `offset`: the index of the first item within the job.
+    /// `offset`: the index of the first item within the job. `until`: when all must be written, or later, when one write could have ended.
+    /// Without this limit many outputs and a slow store would hold the job until the broker ends the session over it.
     ///
     /// # Errors
     /// An output is lost.
@@ -31,8 +33,10 @@ impl RunOutputs {
         offset: u32,
         store: &OutputStore,
         owner: &OutputOwner,
+        until: Instant,
     ) -> Result<(Self, Option<String>), Rejection> {
         let Self { outputs, tokens } = self;
+        let until = until.max(Instant::now() + store.write_max());
         let unwritten = OnceLock::new();
         let first_reason = &unwritten;
         let offers = (offset..).zip(outputs).map(|(index, output)| async move {
@@ -40,7 +44,7 @@ impl RunOutputs {
             if first_reason.get().is_some() {
                 return Ok::<_, Rejection>(output);
             }
-            let Offered { output, unwritten } = store.offer(owner, index, output).await?;
+            let Offered { output, unwritten } = store.offer(owner, index, output, until).await?;
             if let Some(why) = unwritten {
                 // An `Err` means that another reason came first.
                 let _ = first_reason.set(why);
@@ -49,5 +53,31 @@ impl RunOutputs {
         });
         let outputs = stream::iter(offers).buffered(WRITES_PER_JOB).try_collect().await?;
         Ok((Self { outputs, tokens }, unwritten.into_inner()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::stores::outputs::{Destination, OutputConfig};
+
+    /// The job's time is over, for example because its last pass took long. Its outputs would be lost if they fitted no reply.
+    #[tokio::test]
+    async fn outputs_have_the_time_of_one_write_at_least() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = OutputStore::new(&OutputConfig {
+            destination: Destination::Folder(folder.path().to_owned()),
+            url: "file:///srv/out".parse().unwrap(),
+            above: 4,
+            write_max: Duration::from_secs(60),
+        });
+        let output = Output::Bytes { media_type: "image/png".to_owned(), bytes: b"12345".to_vec() };
+        let run = RunOutputs { outputs: vec![output; 9], tokens: None };
+        let owner = OutputOwner::new("m", None, "job");
+        let (stored, unwritten) = run.stored(0, &store, &owner, Instant::now()).await.unwrap();
+        assert!(stored.outputs.iter().all(|output| matches!(output, Output::Uri(_))), "{stored:?}");
+        assert_eq!((stored.outputs.len(), unwritten), (9, None));
     }
 }

@@ -10,6 +10,9 @@ use crate::sizes::Size;
 /// Cancellations in progress at a time. Each is checked whenever a job is settled.
 const CANCELS_MAX: usize = 64;
 
+/// Pauses that wait at a time. People request them, and all get the same answer.
+const PAUSES_MAX: usize = 64;
+
 /// A job that is to be stopped.
 #[derive(Debug)]
 struct Cancel {
@@ -29,12 +32,20 @@ pub(crate) struct Commands {
 }
 
 impl Commands {
-    pub(crate) fn size(&self) -> Size {
-        Size::of("cancellations", self.cancels.len(), CANCELS_MAX)
+    pub(crate) fn sizes(&self) -> [Size; 2] {
+        [
+            Size::of("cancellations", self.cancels.len(), CANCELS_MAX),
+            Size::of("pauses", self.pauses.len(), PAUSES_MAX),
+        ]
     }
 
-    pub(crate) fn wait_for_pause(&mut self, request: RequestId) {
-        self.pauses.push(request);
+    /// Records a pause. False if there are too many.
+    pub(crate) fn wait_for_pause(&mut self, request: RequestId) -> bool {
+        let has_room = self.pauses.len() < PAUSES_MAX;
+        if has_room {
+            self.pauses.push(request);
+        }
+        has_room
     }
 
     pub(crate) fn has_pauses(&self) -> bool {
@@ -124,5 +135,14 @@ mod tests {
         let mut commands = Commands::default();
         assert!((0..CANCELS_MAX).all(|n| commands.cancel(n.to_string(), RequestId(0))));
         assert!(!commands.cancel("one more".to_owned(), RequestId(0)));
+    }
+
+    #[test]
+    fn pauses_are_bounded() {
+        let mut commands = Commands::default();
+        assert!((0..PAUSES_MAX).all(|_| commands.wait_for_pause(RequestId(0))));
+        assert!(!commands.wait_for_pause(RequestId(1)));
+        assert_eq!(commands.take_pauses().len(), PAUSES_MAX);
+        assert!(commands.wait_for_pause(RequestId(1)));
     }
 }

@@ -119,7 +119,7 @@ impl Core {
             Event::QueueLost { model, queue, error } => self.queue_lost(model, queue, error),
             Event::QueueLookedFor { model, queue, result } => self.queue_looked_for(model, queue, result),
             Event::QueuesCounted { model, counts } => self.queues_counted(model, counts),
-            Event::QuarantineEmpty { .. } => self.quarantine_empty(),
+            Event::QuarantineEmpty => self.quarantine_empty(),
             Event::Decoded { job, result } => self.decoded(job, result),
             Event::Moved { job, key } => self.moved(job, key),
             Event::Referring { job, stores } => self.referring(job, stores),
@@ -323,6 +323,7 @@ impl Core {
         for confirmed in unsent {
             self.act(Action::Release { job: confirmed.ended().received.delivery.job });
         }
+        self.cancel_passes();
         self.timers.session_closed();
         if let Some(lasted) = self.scheduler.unblocked(self.now.at) {
             self.observe(Observation::BlockedOnMemory { lasted });

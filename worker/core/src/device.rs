@@ -52,6 +52,11 @@ pub struct Loss {
 /// over a job's items fits a `usize`.
 pub const UNKNOWN_COST: usize = 1 << 40;
 
+/// A cost as logs and dead letters say it; `None` if it is unknown.
+pub(crate) fn told(cost: usize) -> Option<u32> {
+    (cost < UNKNOWN_COST).then(|| u32::try_from(cost).unwrap_or(u32::MAX))
+}
+
 /// A cost as metrics count it: an unknown one is 1, the least that an item has.
 pub(crate) fn counted(cost: usize) -> usize {
     if cost < UNKNOWN_COST { cost } else { 1 }

@@ -138,8 +138,8 @@ pub(crate) struct PassFacts<'a> {
     /// Unix time in milliseconds.
     pub(crate) at_ms: u64,
     pub(crate) items: u32,
-    /// Cost of its longest item.
-    pub(crate) longest: u32,
+    /// Cost of its longest item, if it is known. Headers have 0 if it is not.
+    pub(crate) longest: Option<u32>,
     /// Jobs with items in it.
     pub(crate) jobs: usize,
     /// It held the whole device.
@@ -211,7 +211,7 @@ fn with_attempt(
         outcome: Reason::OutOfMemory.as_str().to_owned(),
         item: item.0,
         items: pass.items,
-        longest: pass.longest,
+        longest: pass.longest.unwrap_or_default(),
         asked: oom.asked,
         free: oom.free,
         total: oom.total,
@@ -229,7 +229,8 @@ fn after_all_attempts(
     oom: &OutOfMemory,
     said: &str,
 ) -> JobOutcome {
-    let requirement = MinimumRequirement { item: item.0, cost: pass.longest, needs_bytes: oom.asked };
+    let cost = pass.longest.unwrap_or_default();
+    let requirement = MinimumRequirement { item: item.0, cost, needs_bytes: oom.asked };
     let rejection = Rejection {
         requirement: Some(requirement),
         ..Rejection::new(Reason::OutOfMemory, explanation(item, pass, oom, said))
@@ -290,10 +291,10 @@ pub(crate) fn after_invalid_input(
 /// Why an item does not fit even alone, for a person.
 fn explanation(item: ItemIndex, pass: &PassFacts<'_>, oom: &OutOfMemory, said: &str) -> String {
     let OutOfMemory { asked, free, total, foreign } = *oom;
-    let (longest, device) = (pass.longest, pass.device);
+    let device = pass.device;
+    let of_cost = pass.longest.map(|cost| format!(", of cost {cost},")).unwrap_or_default();
     let mut text = format!(
-        "out of memory at batch 1: item {item}, of cost {longest}, asked for {} alone on {device}, which has {} free \
-         of {}",
+        "out of memory at batch 1: item {item}{of_cost} asked for {} alone on {device}, which has {} free of {}",
         Mib(asked),
         Mib(free),
         Mib(total)

@@ -19,7 +19,7 @@ fn pass(items: u32, exclusive: bool) -> PassFacts<'static> {
         device: "cpu",
         at_ms: 7,
         items,
-        longest: 512,
+        longest: Some(512),
         jobs: 1,
         exclusive,
         leaked: 0,

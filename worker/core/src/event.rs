@@ -58,9 +58,7 @@ pub enum Event {
         counts: QueueCounts,
     },
     /// The quarantine was empty; the answer to `TakeQuarantined` if no delivery came.
-    QuarantineEmpty {
-        model: ModelIndex,
-    },
+    QuarantineEmpty,
     /// A job was read, or cannot be read; the answer to `Decode`.
     Decoded {
         job: JobKey,

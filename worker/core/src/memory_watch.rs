@@ -8,7 +8,7 @@ use crate::event::Reading;
 use crate::learned_limits::LearnedLimits;
 use crate::model_slots::ModelSlots;
 use crate::pressure::{Leak, Leaking, Pressure};
-use crate::settings::{ModelFacts, Settings};
+use crate::settings::{ModelFacts, Settings, UNKNOWN_BYTES};
 use crate::status::MemoryStatus;
 use crate::units::Mib;
 
@@ -105,7 +105,8 @@ impl MemoryWatch {
 
     /// Learns from a pass that fitted. True if a limit moved.
     pub(crate) fn learn_fit(&mut self, model: &ModelFacts, shape: PassShape, unix_ms: u64) -> bool {
-        self.limits.fitted(&model.name, shape.longest, (model.pass_bytes)(shape), unix_ms)
+        let bytes = (model.pass_bytes)(shape);
+        bytes != UNKNOWN_BYTES && self.limits.fitted(&model.name, shape.longest, bytes, unix_ms)
     }
 
     /// Records a pass that ran out of memory. True if a limit moved. Limits change only if no other process was on the device.
@@ -122,11 +123,8 @@ impl MemoryWatch {
         // content, which no size tells.
         let is_smallest = shape.cost <= 1;
         // If by the device's own count the pass should have fitted, it teaches nothing about sizes.
-        let teaches = !is_smallest
-            && was_alone
-            && oom.foreign == 0
-            && oom.asked > oom.free
-            && bytes != crate::settings::UNKNOWN_BYTES;
+        let teaches =
+            !is_smallest && was_alone && oom.foreign == 0 && oom.asked > oom.free && bytes != UNKNOWN_BYTES;
         if teaches {
             self.limits.ran_out(&model.name, longest, bytes, unix_ms);
         }
@@ -147,8 +145,21 @@ impl MemoryWatch {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
-    use crate::settings::UNKNOWN_BYTES;
+
+    fn watch(model: &ModelFacts) -> MemoryWatch {
+        MemoryWatch {
+            slots: ModelSlots::new(std::slice::from_ref(model), Instant::now()),
+            limits: LearnedLimits::new("cpu", 100, Default::default()),
+            pressure: Pressure::new(90, std::time::Duration::ZERO, 0),
+            leak: Leak::default(),
+            idle_ticks: 0,
+            jobs_answered: 0,
+        }
+    }
 
     /// Whether a pass of one item of cost 8 that ran out of memory shows that such a pass is too large.
     fn teaches(oom: OutOfMemory, was_alone: bool, pass_bytes: u64) -> bool {
@@ -156,17 +167,8 @@ mod tests {
     }
 
     fn teaches_of(shape: PassShape, oom: OutOfMemory, was_alone: bool, pass_bytes: u64) -> bool {
-        let model =
-            ModelFacts { pass_bytes: std::sync::Arc::new(move |_| pass_bytes), ..ModelFacts::for_tests() };
-        let mut watch = MemoryWatch {
-            slots: ModelSlots::new(std::slice::from_ref(&model), Instant::now()),
-            limits: LearnedLimits::new("cpu", 100, Default::default()),
-            pressure: Pressure::new(90, std::time::Duration::ZERO, 0),
-            leak: Leak::default(),
-            idle_ticks: 0,
-            jobs_answered: 0,
-        };
-        watch.pass_ran_out(&model, shape, &oom, was_alone, 0)
+        let model = ModelFacts { pass_bytes: Arc::new(move |_| pass_bytes), ..ModelFacts::for_tests() };
+        watch(&model).pass_ran_out(&model, shape, &oom, was_alone, 0)
     }
 
     #[test]
@@ -180,5 +182,23 @@ mod tests {
         let one = PassShape::default().with(1);
         assert!(!teaches_of(one, oom, true, 50), "the size of no other pass follows from it");
         assert!(teaches_of(one.with(1), oom, true, 50));
+    }
+
+    /// The need of a program may be unknown for a while, also after it was known.
+    #[test]
+    fn a_pass_of_unknown_need_that_fitted_teaches_nothing() {
+        let need = Arc::new(AtomicU64::new(50));
+        let of_pass = Arc::clone(&need);
+        let pass_bytes = Arc::new(move |_: PassShape| of_pass.load(Ordering::Relaxed));
+        let model = ModelFacts { pass_bytes, ..ModelFacts::for_tests() };
+        let (mut watch, shape) = (watch(&model), PassShape::default().with(8));
+        let oom = OutOfMemory { asked: 9, free: 8, total: 100, foreign: 0 };
+        assert!(watch.pass_ran_out(&model, shape, &oom, true, 0));
+        need.store(30, Ordering::Relaxed);
+        watch.learn_fit(&model, shape, 0);
+        need.store(UNKNOWN_BYTES, Ordering::Relaxed);
+        watch.learn_fit(&model, shape, 0);
+        let known: Vec<_> = watch.limits().known().map(|(_, limit)| (limit.fitted, limit.failed)).collect();
+        assert_eq!(known, [(30, 50)]);
     }
 }

@@ -32,14 +32,16 @@ pub(crate) struct SessionState {
 
 impl SessionState {
     /// Given so many unacknowledged jobs, and queues of jobs.
-    pub(crate) fn sizes(&self, unacked: usize, queues: usize) -> [Size; 4] {
+    pub(crate) fn sizes(&self, unacked: usize, queues: usize) -> [Size; 5] {
         let (due, runs) =
             self.acks.values().map(Acks::counts).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let [cancellations, pauses] = self.commands.sizes();
         [
             Size::of("acks", due, unacked),
             Size::of("settled deliveries", runs, unacked),
             Size::of("channels", self.acks.len(), queues + unacked),
-            self.commands.size(),
+            cancellations,
+            pauses,
         ]
     }
 

@@ -37,6 +37,9 @@ const TAG_BYTES_MAX: usize = 255;
 /// A consumer's stream: deliveries, then one item without a delivery when the consumer has ended.
 pub type Deliveries = BoxStream<'static, Delivered>;
 
+/// A consumer that the broker has started: the channel that it is on, which may be replaced by now, and its deliveries.
+pub type StartedConsumer = (Arc<JobChannel>, Deliveries);
+
 /// A delivery, or the end of its consumer.
 #[derive(Debug)]
 pub struct Delivered {
@@ -218,7 +221,7 @@ impl ModelChannels {
         consumer: ConsumerId,
         prefetch: NonZeroU16,
         hold_max: Duration,
-    ) -> impl Future<Output = Result<Deliveries, ConsumeError>> + Send + use<> {
+    ) -> impl Future<Output = Result<StartedConsumer, ConsumeError>> + Send + use<> {
         let ((name, channel), tag) = (self.of(queue), self.tag_of(consumer));
         let timeout = self.timeouts.takes(&name).then_some(hold_max);
         let is_further = matches!(queue, JobQueue::Jobs(queue) if queue.is_further());
@@ -237,25 +240,20 @@ impl ModelChannels {
             };
             let ended = futures_util::stream::once(async { None });
             let deliveries = stream.map(Some).chain(ended);
+            let on = Arc::clone(&channel);
             let with_source = move |delivery| Delivered { source, channel: Arc::clone(&channel), delivery };
-            Ok(deliveries.map(with_source).boxed())
+            Ok((on, deliveries.map(with_source).boxed()))
         }
     }
 
-    /// Asks the broker to send no more to a consumer.
+    /// Asks the broker to send no more to a consumer, on the channel that it has started on.
     pub fn stop(
         &self,
-        queue: JobQueue,
         consumer: ConsumerId,
+        channel: Arc<JobChannel>,
     ) -> impl Future<Output = lapin::Result<()>> + Send + use<> {
-        let ((_, channel), tag) = (self.of(queue), self.tag_of(consumer));
-        async move {
-            match channel {
-                Some(channel) => channel.stop(tag).await,
-                // The consumer ended with the channel.
-                None => Ok(()),
-            }
-        }
+        let tag = self.tag_of(consumer);
+        async move { channel.stop(tag).await }
     }
 
     /// Asks how many messages of the model wait to be delivered.

@@ -15,7 +15,7 @@ use super::live_session::Input;
 use super::queue_failure::{QueueFailure, classify_failure};
 use crate::broker::control_plane::ControlRequest;
 use crate::broker::job_channel::{JobChannel, QueueError};
-use crate::broker::model_channels::{ConsumeError, Counted, Delivered, Deliveries};
+use crate::broker::model_channels::{ConsumeError, Counted, Delivered, StartedConsumer};
 use crate::broker::opening::with_advice;
 use crate::broker::received::ReceivedJob;
 use crate::broker::session::{Side, consumer_timeout, message_size_max};
@@ -35,6 +35,9 @@ impl EventLoop {
             Input::Delivered(_, Delivered { source, delivery: None, .. }) => {
                 // The quarantine has no consumer.
                 if let Some(consumer) = source.consumer() {
+                    if let Some(live) = &mut self.session {
+                        live.consumer_ended(consumer);
+                    }
                     self.apply(Event::ConsumerEnded { consumer });
                 }
             }
@@ -59,7 +62,7 @@ impl EventLoop {
             Input::QuarantineTaken(model, Ok(Some((channel, delivery)))) => {
                 self.delivered(model, Source::Quarantine, &channel, delivery);
             }
-            Input::QuarantineTaken(model, Ok(None)) => self.apply(Event::QuarantineEmpty { model }),
+            Input::QuarantineTaken(_, Ok(None)) => self.apply(Event::QuarantineEmpty),
             Input::Counted(_, Err(error)) | Input::QuarantineTaken(_, Err(error)) => {
                 self.not_looked_at(&error);
             }
@@ -120,13 +123,13 @@ impl EventLoop {
         model: ModelIndex,
         queue: JobQueue,
         consumer: ConsumerId,
-        started: Result<Deliveries, ConsumeError>,
+        started: Result<StartedConsumer, ConsumeError>,
     ) {
         let Some(live) = &mut self.session else { return };
         match started {
-            Ok(deliveries) => {
+            Ok(started) => {
                 self.context.silent_queues.forget(&live.session.channels(model).name(queue));
-                live.consumer_started(model, queue, consumer, Some(deliveries));
+                live.consumer_started(model, queue, consumer, Some(started));
             }
             Err(error) => {
                 live.consumer_started(model, queue, consumer, None);

@@ -16,12 +16,12 @@ use vramq_core::action::JobQueue;
 use vramq_core::ids::{ChannelId, ConsumerId, JobKey, ModelIndex, QueueIndex, RequestId};
 
 use super::completion::{Completion, Sent};
-use super::starting_consumers::{StartingConsumers, StopTime};
+use super::session_consumers::{SessionConsumers, StopTime};
 use crate::broker::aux_channel::AuxChannelState;
 use crate::broker::commands::Responder;
 use crate::broker::control_plane::{ControlPlane, ControlRequest};
 use crate::broker::job_channel::{JobChannel, QueueError};
-use crate::broker::model_channels::{ConsumeError, Counted, Delivered, Deliveries};
+use crate::broker::model_channels::{ConsumeError, Counted, Delivered, Deliveries, StartedConsumer};
 use crate::broker::session::{Session, Side};
 use crate::broker::silent_queues::SilentQueues;
 use crate::observability::status_reporter::StatusReporter;
@@ -41,7 +41,7 @@ pub(crate) enum Input {
     Completed(Completion),
     Delivered(ModelIndex, Delivered),
     /// A consumer was started, or cannot be.
-    Started(ModelIndex, JobQueue, ConsumerId, Result<Deliveries, ConsumeError>),
+    Started(ModelIndex, JobQueue, ConsumerId, Result<StartedConsumer, ConsumeError>),
     /// A consumer was stopped; its stream ends by itself.
     Stopped(ModelIndex, JobQueue, lapin::Result<()>),
     Counted(ModelIndex, Result<Counted, QueueError>),
@@ -67,8 +67,8 @@ pub(crate) struct LiveSession {
     pub(crate) requests: HashMap<RequestId, Responder>,
     last_request: u64,
     deliveries: SelectAll<BoxStream<'static, (ModelIndex, Delivered)>>,
-    pub(crate) starting: Pending<(ModelIndex, JobQueue, ConsumerId, Result<Deliveries, ConsumeError>)>,
-    starting_consumers: StartingConsumers,
+    pub(crate) starting: Pending<(ModelIndex, JobQueue, ConsumerId, Result<StartedConsumer, ConsumeError>)>,
+    consumers: SessionConsumers<Arc<JobChannel>>,
     pub(crate) stopping: Pending<(ModelIndex, JobQueue, lapin::Result<()>)>,
     counting: Pending<(ModelIndex, Result<Counted, QueueError>)>,
     looking: Pending<(ModelIndex, QueueIndex, Result<Channel, String>)>,
@@ -98,7 +98,7 @@ impl LiveSession {
             last_request: 0,
             deliveries: SelectAll::new(),
             starting: FuturesUnordered::new(),
-            starting_consumers: StartingConsumers::default(),
+            consumers: SessionConsumers::default(),
             stopping: FuturesUnordered::new(),
             counting: FuturesUnordered::new(),
             looking: FuturesUnordered::new(),
@@ -120,33 +120,46 @@ impl LiveSession {
         hold_max: Duration,
     ) {
         let consume = self.session.channels(model).consume(queue, consumer, prefetch, hold_max);
-        self.starting_consumers.add(consumer);
+        self.consumers.add(consumer);
         self.starting.push(Box::pin(async move { (model, queue, consumer, consume.await) }));
     }
 
     /// Stops a consumer: now, or as soon as it has started.
     pub(crate) fn stop_consumer(&mut self, model: ModelIndex, queue: JobQueue, consumer: ConsumerId) {
-        if self.starting_consumers.stop(consumer) == StopTime::OnceStarted {
-            return;
+        if let StopTime::Now(channel) = self.consumers.stop(consumer) {
+            self.stop_on(channel, model, queue, consumer);
         }
-        let stop = self.session.channels(model).stop(queue, consumer);
+    }
+
+    fn stop_on(
+        &mut self,
+        channel: Arc<JobChannel>,
+        model: ModelIndex,
+        queue: JobQueue,
+        consumer: ConsumerId,
+    ) {
+        let stop = self.session.channels(model).stop(consumer, channel);
         self.stopping.push(Box::pin(async move { (model, queue, stop.await) }));
     }
 
-    /// A consumer has started, with these deliveries, or could not.
+    /// A consumer has started, or could not.
     pub(crate) fn consumer_started(
         &mut self,
         model: ModelIndex,
         queue: JobQueue,
         consumer: ConsumerId,
-        deliveries: Option<Deliveries>,
+        started: Option<StartedConsumer>,
     ) {
-        let is_to_stop = self.starting_consumers.remove(consumer);
-        let Some(deliveries) = deliveries else { return };
+        let Some((channel, deliveries)) = started else { return self.consumer_ended(consumer) };
         self.add_consumer(model, deliveries);
-        if is_to_stop {
-            self.stop_consumer(model, queue, consumer);
+        if let Some(channel) = self.consumers.started(consumer, channel) {
+            self.stop_on(channel, model, queue, consumer);
         }
+    }
+
+    /// A consumer has ended, or could not be started.
+    pub(crate) fn consumer_ended(&mut self, consumer: ConsumerId) {
+        self.consumers.ended(consumer);
     }
 
     /// Takes deliveries of a consumer from now on.

@@ -8,7 +8,7 @@ mod inputs;
 mod live_session;
 mod perform;
 mod queue_failure;
-mod starting_consumers;
+mod session_consumers;
 
 use std::collections::VecDeque;
 use std::pin::pin;

@@ -21,8 +21,8 @@ use crate::failpoint;
 /// The most passes on the thread: one that runs, and one that is ready when it ends.
 const PASSES_MAX: usize = 2;
 
-/// The number of sessions whose passes may be queued. Passes of lost sessions stay queued while another process holds the device. Beyond
-/// this the thread accepts no more.
+/// The number of sessions whose passes may be queued. Passes of lost sessions stay queued, to be skipped, while a pass runs. Beyond this the
+/// thread accepts no more.
 const SESSIONS_MAX: usize = 16;
 
 /// A handle to the thread. On drop, the thread runs its remaining passes and ends.

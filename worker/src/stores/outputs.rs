@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{timeout, timeout_at};
 use url::Url;
 use vramq_core::rejection::Rejection;
 use vramq_schemas::output_name::OutputOwner;
@@ -29,6 +29,10 @@ const WRITES_MAX: usize = 16;
 /// How long an output waits until it can be written, as a multiple of the limit for a write. A busy store completes earlier writes in that
 /// time, and a store that hangs does not block jobs for ever.
 const WAIT_MAX: u32 = 10;
+
+/// Why an output is not written although its store may work.
+const NO_TIME_LEFT: &str =
+    "the job was held for nearly as long as a job may be (worker.job_s), or the worker drains";
 
 /// The longest media type in a reference, in bytes, according to RFC 6838.
 const MEDIA_TYPE_BYTES_MAX: usize = 255;
@@ -113,6 +117,11 @@ impl OutputStore {
         self.url.as_str().len() as u64 + REFERENCE_BYTES
     }
 
+    /// How long writing one output may take.
+    pub fn write_max(&self) -> Duration {
+        self.write_max
+    }
+
     /// Whether an output may have to be written: its size is, or could be, above the limit.
     pub fn takes(&self, output: &Output) -> bool {
         match output {
@@ -130,11 +139,17 @@ impl OutputStore {
     }
 
     /// Writes an output that is large enough, and returns its reference once the bytes are on disk or in the object store. Returns an
-    /// output that was not written in time unchanged, because it may fit its reply.
+    /// output that was not written in time, or not before `until`, unchanged, because it may fit its reply.
     ///
     /// # Errors
     /// The output is lost: a fault of the worker.
-    pub async fn offer(&self, owner: &OutputOwner, index: u32, output: Output) -> Result<Offered, Rejection> {
+    pub async fn offer(
+        &self,
+        owner: &OutputOwner,
+        index: u32,
+        output: Output,
+        until: Instant,
+    ) -> Result<Offered, Rejection> {
         if !self.takes(&output) {
             return Ok(Offered { output, unwritten: None });
         }
@@ -155,8 +170,8 @@ impl OutputStore {
             }
         };
         let name = owner.name(index);
-        let written = self.write_in_time(&name, &prepared).await;
-        Ok(match written {
+        let written = timeout_at(until.into(), self.write_in_time(&name, &prepared)).await;
+        Ok(match written.unwrap_or_else(|_| Err(NO_TIME_LEFT.to_owned())) {
             Ok(()) => {
                 let output = Output::Uri(self.reference(&name, &prepared.digest, &prepared.media_type));
                 Offered { output, unwritten: None }
@@ -278,12 +293,16 @@ mod tests {
         OutputStore::new(&OutputConfig { destination, url: url.parse().unwrap(), above: 4, write_max })
     }
 
+    fn in_a_minute() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
     fn bytes(bytes: &[u8]) -> Output {
         Output::Bytes { media_type: "image/png; a=\"b&c\"".to_owned(), bytes: bytes.to_vec() }
     }
 
     async fn stored(store: &OutputStore, owner: &OutputOwner, index: u32, output: Output) -> String {
-        match store.offer(owner, index, output).await.unwrap() {
+        match store.offer(owner, index, output, in_a_minute()).await.unwrap() {
             Offered { output: Output::Uri(uri), unwritten: None } => uri,
             other => panic!("{other:?}"),
         }
@@ -294,7 +313,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = store(folder.path(), "https://files.example.com/out/");
         let owner = OutputOwner::new("m", Some("a"), "job");
-        assert_eq!(store.offer(&owner, 0, bytes(b"1234")).await.unwrap().output, bytes(b"1234"));
+        assert_eq!(
+            store.offer(&owner, 0, bytes(b"1234"), in_a_minute()).await.unwrap().output,
+            bytes(b"1234")
+        );
         let uri = stored(&store, &owner, 7, bytes(b"12345")).await;
         let reference = Reference::parse(&uri).unwrap();
         assert!(uri.starts_with("https://files.example.com/out/") && uri.contains("-7#sha256="), "{uri}");
@@ -334,7 +356,7 @@ mod tests {
         let store = store(&folder.path().join("missing"), "file:///srv/out");
         let owner = OutputOwner::new("m", None, "job");
         for output in [bytes(b"12345"), Output::Json(serde_json::json!([1, 2, 3, 4]))] {
-            let offered = store.offer(&owner, 0, output.clone()).await.unwrap();
+            let offered = store.offer(&owner, 0, output.clone(), in_a_minute()).await.unwrap();
             assert_eq!(offered.output, output);
             assert!(offered.unwritten.is_some_and(|why| why.contains("No such file")));
         }
@@ -351,16 +373,30 @@ mod tests {
         let hung = Arc::clone(&store.writes).acquire_many_owned(WRITES_MAX as u32).await.unwrap();
         let owner = OutputOwner::new("m", None, "job");
         let awaited = Awaited::count(&store.awaited);
-        let offered = store.offer(&owner, 0, bytes(b"12345")).await.unwrap();
+        let offered = store.offer(&owner, 0, bytes(b"12345"), in_a_minute()).await.unwrap();
         assert_eq!(offered.output, bytes(b"12345"));
         assert_eq!(offered.unwritten.as_deref(), Some("others took longer than 10ms (10 × timeout_s)"));
         // Their jobs have given them up: the folder hangs, and further outputs do not wait for it.
         drop(awaited);
-        let offered = store.offer(&owner, 0, bytes(b"12345")).await.unwrap();
+        let offered = store.offer(&owner, 0, bytes(b"12345"), in_a_minute()).await.unwrap();
         assert_eq!(offered.output, bytes(b"12345"));
         assert_eq!(offered.unwritten.as_deref(), Some("16 earlier writes have not ended"));
         drop(hung);
-        assert_eq!(store.offer(&owner, 0, bytes(b"1234")).await.unwrap().unwritten, None);
+        assert_eq!(store.offer(&owner, 0, bytes(b"1234"), in_a_minute()).await.unwrap().unwritten, None);
+    }
+
+    /// All threads for writes are taken, and for minutes nobody gives up.
+    #[tokio::test]
+    async fn an_output_whose_job_has_no_time_left_goes_with_its_reply() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(folder.path(), "file:///srv/out");
+        let hung = Arc::clone(&store.writes).acquire_many_owned(WRITES_MAX as u32).await.unwrap();
+        let awaited = Awaited::count(&store.awaited);
+        let owner = OutputOwner::new("m", None, "job");
+        let offered = store.offer(&owner, 0, bytes(b"12345"), Instant::now()).await.unwrap();
+        assert_eq!(offered.output, bytes(b"12345"));
+        assert_eq!(offered.unwritten.as_deref(), Some(NO_TIME_LEFT));
+        drop((hung, awaited));
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl Shell {
             }
             Frame::GetEmpty => {
                 session.taking = None;
-                self.handle(env, Event::QuarantineEmpty { model });
+                self.handle(env, Event::QuarantineEmpty);
             }
             Frame::CancelOk { tag } | Frame::Cancelled { tag } => {
                 let at = session.leases.iter().position(|lease| lease.tag == tag);

@@ -20,8 +20,11 @@ impl Core {
                 self.answer(request, Answer::Refused, "the worker is draining: it takes no more jobs");
             }
             Command::Pause => {
+                // While other pauses wait, the worker is paused already.
+                if !self.session.commands_mut().wait_for_pause(request) {
+                    return self.answer(request, Answer::Refused, "too many pauses at a time: try again");
+                }
                 self.lifecycle.set_paused(true);
-                self.session.commands_mut().wait_for_pause(request);
                 self.adjust_consumers();
             }
             Command::Resume => self.resume(request),
@@ -132,8 +135,9 @@ impl Core {
         let model = running.received.delivery.model;
         self.scheduler.remove(model, job);
         self.advance(job);
-        let is_given_up = |job: JobKey| self.jobs.running(job).is_some_and(Running::is_given_up);
-        for pass in self.scheduler.passes_of(job, is_given_up) {
+        // Nothing more is published of a job that has ended although a pass of it runs.
+        let needs_none = |job: JobKey| self.jobs.running(job).is_none_or(Running::is_given_up);
+        for pass in self.scheduler.passes_of(job, needs_none) {
             self.act(Action::CancelPass { pass, model });
         }
     }

@@ -74,6 +74,22 @@ fn a_worker_that_is_resumed_takes_jobs_and_refuses_the_pause_that_waited() {
 }
 
 #[test]
+fn pauses_beyond_a_bound_are_refused_and_change_nothing() {
+    let mut worker = Worker::new();
+    let mut request = 0;
+    let refused = loop {
+        request += 1;
+        let actions = worker.command(request, Command::Pause);
+        if !answers(&actions).is_empty() {
+            break actions;
+        }
+        assert!(request < 1_000, "no bound");
+    };
+    let text = "too many pauses at a time: try again";
+    assert_eq!(answers(&refused), [(request, Answer::Refused, text, true)]);
+}
+
+#[test]
 fn a_signal_lets_a_drain_by_command_go_on_and_a_second_one_ends_it() {
     let mut worker = Worker::new();
     worker.job(1, 1, worker.source(), JobHeaders::default());

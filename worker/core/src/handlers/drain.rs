@@ -60,6 +60,12 @@ impl Core {
     /// encoder's pass ends by itself within that time; a program's may take minutes, and the drain would end before it.
     pub(crate) fn half_time(&mut self) {
         self.requeue_all_unfinished();
+        self.cancel_passes();
+    }
+
+    /// Cancels all passes of jobs. After a session they are in vain: their jobs are gone and are redelivered, and would wait for a program
+    /// that runs a long pass for nobody. A program is not killed over this before its model could have been loaded again.
+    pub(crate) fn cancel_passes(&mut self) {
         for (pass, model) in self.scheduler.job_passes() {
             self.act(Action::CancelPass { pass, model });
         }

@@ -6,7 +6,7 @@ use vramq_schemas::{JobHeaders, Reason};
 use crate::Core;
 use crate::action::Action;
 use crate::backoff;
-use crate::device::{Memory, OutOfMemory, PassError};
+use crate::device::{Memory, OutOfMemory, PassError, told};
 use crate::disposition::{
     AfterFailure, JobOutcome, PassFacts, after_failure, after_invalid_input, after_out_of_memory,
     delays_before,
@@ -38,7 +38,7 @@ impl Core {
             device: &device,
             at_ms: self.now.unix_ms,
             items: count(pass.items.len()),
-            longest: count(pass.shape.longest),
+            longest: told(pass.shape.longest),
             jobs: jobs.len(),
             exclusive: pass.exclusive,
             overlapped: pass.overlapped,
@@ -187,7 +187,7 @@ impl Core {
         let OutOfMemory { asked, free, total, foreign } = *oom;
         let (asked, free, total, foreign) = (Mib(asked), Mib(free), Mib(total), Mib(foreign));
         let PassFacts { device, items, jobs, longest, .. } = facts;
-        let (name, cost) = (&model.name, pass.shape.cost);
+        let (name, cost) = (&model.name, told(pass.shape.cost));
         let said = Some(said).filter(|said| !said.is_empty());
         tracing::warn!(
             model = name, device, items, jobs, longest, cost, job, item, trace_id, %asked, %free, %total, %foreign, alone, said,

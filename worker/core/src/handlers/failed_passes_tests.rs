@@ -6,8 +6,8 @@ use vramq_schemas::headers::{DEVICE_LOST, PROCESS_LOST, WORKER_LOST};
 use vramq_schemas::{Attempt, JobHeaders, Reason};
 
 use crate::action::{Action, PassOrder, Publication, Route};
-use crate::device::{Memory, OutOfMemory, PassError};
-use crate::event::{Event, OnDevice, PassBytes, PassResult, PublicationOutcome, Source};
+use crate::device::{Memory, OutOfMemory, PassError, UNKNOWN_COST};
+use crate::event::{DecodedJob, Event, OnDevice, PassBytes, PassResult, PublicationOutcome, Source};
 use crate::handlers::test_worker::{MEMORY, Worker, replied, requeued};
 use crate::ids::{ItemIndex, JobKey};
 
@@ -80,6 +80,26 @@ fn an_out_of_memory_that_only_a_text_tells_of_lowers_no_limit() {
         worker.job(2, 8, worker.source(), JobHeaders::default());
         assert_eq!(sizes(&worker.passes()).first(), Some(&size_of_next));
     }
+}
+
+/// As that of an image without a known header.
+#[test]
+fn a_cost_that_is_unknown_is_in_no_dead_letter() {
+    let mut worker = Worker::new();
+    worker.arrives(1, worker.source(), JobHeaders::default());
+    let decoded = DecodedJob { items_total: 1, costs: vec![UNKNOWN_COST] };
+    worker.apply(Event::Decoded { job: JobKey(1), result: Ok(decoded) });
+    let (order, oom) = (worker.pass(), OutOfMemory { asked: 9, free: 1, total: 10, foreign: 0 });
+    let actions = worker.ends(&order, PassResult::Failed(PassError::from(oom)), vec![None]);
+    let letter = actions.iter().find_map(|action| match action {
+        Action::Publish { publication: Publication::DeadLetter { headers, rejection }, .. } => {
+            Some((headers.as_deref()?.history.last()?.longest, rejection))
+        }
+        _ => None,
+    });
+    let (longest, rejection) = letter.expect("a dead letter with a history");
+    assert_eq!((longest, rejection.requirement.map(|needs| needs.cost)), (0, Some(0)));
+    assert!(rejection.error.contains("item 0 asked for"), "{}", rejection.error);
 }
 
 /// What the worker holds beyond its models is not the job's fault.

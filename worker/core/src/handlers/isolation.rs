@@ -1,11 +1,18 @@
 //! Isolation: the worker stops consuming, settles or requeues what it holds, and then takes quarantined jobs one by one. Each step has a
-//! time limit, which bounds how long a quarantined job holds up other callers.
+//! time limit, which bounds how long a quarantined job holds up other callers. Only a fetch of its inputs has no other limit than fetches of
+//! other jobs: with less time it might never end, and the job would be lost although it is slow and not at fault.
+
+use std::time::Duration;
 
 use crate::Core;
 use crate::action::Action;
 use crate::event::Source;
 use crate::ids::ModelIndex;
 use crate::jobs::Running;
+
+/// How long a quarantined job may wait for its first pass while the isolation's time is over. A program or another process may hold the
+/// memory that it needs, for longer than others should wait.
+const FIRST_PASS_WITHIN: Duration = Duration::from_secs(60);
 
 impl Core {
     /// Quarantined jobs of a model wait. Of the jobs that the worker holds, those that need about one pass are finished. The others are
@@ -48,7 +55,7 @@ impl Core {
     }
 
     /// Every second: enforces the isolation's time limit. After half of it, requeues the jobs that the isolation still waits for. At its
-    /// end, requeues the quarantined job after its current pass.
+    /// end, requeues the quarantined job after its current pass, or when it has waited for its first one for too long.
     pub(crate) fn watch_isolation(&mut self) {
         let now = self.now.at;
         if self.quarantine.is_time_over(now) {
@@ -67,11 +74,14 @@ impl Core {
     }
 
     fn requeue_quarantined(&mut self) {
+        let now = self.now.at;
         // A job of an unavailable model never gets another pass.
         let may_leave = |job: &Running| {
             let delivery = &job.received.delivery;
             let is_available = self.scheduler.is_available(delivery.model);
-            delivery.source == Source::Quarantine && (job.has_started() || !is_available)
+            let waited = now.saturating_duration_since(job.received.complete_since());
+            let is_over = job.has_started() || waited >= FIRST_PASS_WITHIN;
+            delivery.source == Source::Quarantine && (is_over || !is_available)
         };
         let quarantined = self.jobs.running_where(|key, job| may_leave(job) && !self.health.is_pending(key));
         quarantined.into_iter().for_each(|job| self.requeue_unfinished(job));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use vramq_schemas::JobHeaders;
 
 use crate::action::{Action, PassOrder, Publication, Route};
-use crate::event::{Event, PassResult, PublicationOutcome, QueueCount, QueueCounts, Source};
+use crate::event::{Event, PassResult, PublicationOutcome, QueueCount, QueueCounts, SessionFacts, Source};
 use crate::handlers::test_worker::{CHANNEL, MODEL, Worker, consumers, requeued};
 use crate::ids::{JobKey, StoreIndex};
 
@@ -134,7 +134,7 @@ fn other_jobs_are_not_taken_while_a_quarantined_job_may_still_come() {
     assert!(takes_quarantined(&worker.isolates()));
     let started: usize = (0..30).map(|_| consumers(&worker.second()).len()).sum();
     assert_eq!(started, 0);
-    assert!(!consumers(&worker.apply(Event::QuarantineEmpty { model: MODEL })).is_empty());
+    assert!(!consumers(&worker.apply(Event::QuarantineEmpty)).is_empty());
 }
 
 /// A quarantined job of many passes runs until its time is over. Then its finished items are published and the rest goes back to the
@@ -154,6 +154,43 @@ fn a_long_quarantined_job_does_not_keep_the_worker_from_others() {
     assert!(done > 0 && done < 100);
 }
 
+/// A pass of the lost session still holds the device's memory.
+#[test]
+fn a_quarantined_job_that_cannot_start_holds_up_others_for_a_minute_only() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders { exclusive: true, ..JobHeaders::default() });
+    worker.pass();
+    worker.apply(Event::SessionClosed);
+    worker.apply(Event::SessionOpened(SessionFacts { declares: true, missing: Vec::new() }));
+    worker.now += Duration::from_secs(10);
+    assert!(takes_quarantined(&worker.isolates()));
+    worker.job(2, 1, Source::Quarantine, JobHeaders { crashes: 2, ..JobHeaders::default() });
+    assert!(worker.passes().is_empty());
+    for second in 1..60 {
+        assert!(requeued(&worker.second()).is_empty(), "{second}");
+    }
+    let back = requeued(&worker.second());
+    let [(JobKey(2), headers, Route::Quarantine)] = &back[..] else { panic!("{back:?}") };
+    assert_eq!((headers.crashes, headers.attempt), (2, 0));
+}
+
+/// Its inputs take minutes. Their fetch has a limit of its own, and the job its minute after that.
+#[test]
+fn a_quarantined_job_waits_for_its_inputs() {
+    let mut worker = Worker::new();
+    assert!(takes_quarantined(&worker.isolates()));
+    let headers = JobHeaders { crashes: 2, ..JobHeaders::default() };
+    worker.arrives(1, Source::Quarantine, headers);
+    worker.apply(Event::Referring { job: JobKey(1), stores: vec![StoreIndex(0)] });
+    for second in 1..300 {
+        assert!(requeued(&worker.second()).is_empty(), "{second}");
+    }
+    worker.apply(Event::Fetched { job: JobKey(1), result: Ok(()) });
+    worker.decoded(1, 1);
+    assert!(requeued(&worker.second()).is_empty());
+    assert_eq!(worker.pass().items.len(), 1);
+}
+
 /// The job was being read when the isolation began. Next time its fetch has a minute.
 #[test]
 fn an_isolation_that_interrupted_a_fetch_is_followed_by_the_next_after_a_minute() {
@@ -167,7 +204,7 @@ fn an_isolation_that_interrupted_a_fetch_is_followed_by_the_next_after_a_minute(
     worker.apply(Event::Idle);
     let acked = worker.apply(Event::AcksSent { channel: CHANNEL, sent: vec![true] });
     assert!(takes_quarantined(&acked), "{acked:?}");
-    worker.apply(Event::QuarantineEmpty { model: MODEL });
+    worker.apply(Event::QuarantineEmpty);
     let isolates =
         |actions: &[Action]| actions.iter().any(|action| matches!(action, Action::StopConsumer { .. }));
     worker.now += Duration::from_secs(59);
@@ -180,7 +217,7 @@ fn an_isolation_that_interrupted_a_fetch_is_followed_by_the_next_after_a_minute(
 fn an_isolation_that_interrupted_no_fetches_may_soon_follow_another() {
     let mut worker = Worker::new();
     assert!(takes_quarantined(&worker.isolates()));
-    worker.apply(Event::QuarantineEmpty { model: MODEL });
+    worker.apply(Event::QuarantineEmpty);
     worker.second();
     assert!(takes_quarantined(&worker.isolates()));
 }

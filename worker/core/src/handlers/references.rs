@@ -42,7 +42,7 @@ impl Core {
     pub(crate) fn fetched(&mut self, job: JobKey, result: Result<(), FetchFault>) {
         // The job may have been withdrawn or requeued meanwhile.
         let Some(mut received) = self.jobs.take_received(job) else { return };
-        received.fetch_ended();
+        received.fetch_ended(self.now.at);
         let fault = match result {
             Ok(()) => return self.read(received),
             Err(fault) => fault,

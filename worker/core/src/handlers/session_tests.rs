@@ -5,7 +5,7 @@ use vramq_schemas::JobHeaders;
 use crate::action::Action;
 use crate::event::{Event, PassResult, PublicationOutcome};
 use crate::handlers::test_worker::Worker;
-use crate::ids::JobKey;
+use crate::ids::{JobKey, PassId};
 
 /// Jobs in all stages: being published, running, waiting, and being read.
 #[test]
@@ -30,6 +30,22 @@ fn a_job_whose_ack_was_not_sent_is_released_too() {
     let outcome = PublicationOutcome::Confirmed { messages: 1 };
     worker.apply(Event::Published { job: JobKey(1), outcome });
     assert_eq!(released_at_its_end(&mut worker), [JobKey(1)]);
+}
+
+/// Their jobs are redelivered, and would wait for programs that run long passes for nobody.
+#[test]
+fn the_passes_of_a_session_that_is_over_are_cancelled() {
+    let mut worker = Worker::new();
+    let alone = JobHeaders { batch_hint: Some(1), ..JobHeaders::default() };
+    (1..=2).for_each(|key| worker.job(key, 1, worker.source(), alone.clone()));
+    let made: Vec<PassId> = worker.passes().iter().map(|order| order.pass).collect();
+    assert_eq!(made.len(), 2);
+    let actions = worker.apply(Event::SessionClosed);
+    let cancelled = actions.iter().filter_map(|action| match action {
+        Action::CancelPass { pass, .. } => Some(*pass),
+        _ => None,
+    });
+    assert_eq!(cancelled.collect::<Vec<_>>(), made);
 }
 
 /// The jobs that are released when the session is over.

@@ -246,9 +246,9 @@ impl Core {
         tries < tries_max && self.now.at + longest <= self.publish_until(received.at)
     }
 
-    /// Until when publications of a job that was delivered at `received_at` may be offered again: nearly until the broker's timeout, and in
-    /// a drain until shortly before its deadline.
-    fn publish_until(&self, received_at: Instant) -> Instant {
+    /// Until when publications of a job that was delivered at `received_at` may be offered again, and its outputs written to their store:
+    /// nearly until the broker's timeout, and in a drain until shortly before its deadline.
+    pub fn publish_until(&self, received_at: Instant) -> Instant {
         let until = received_at + self.time_limits.job().mul_f64(PUBLISHED_WITHIN);
         let deadline = self.lifecycle.deadline().map(|at| at - self.settings.drain.mul_f64(DRAIN_RESERVE));
         deadline.map_or(until, |at| at.min(until))

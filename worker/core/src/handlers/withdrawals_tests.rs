@@ -219,6 +219,24 @@ fn a_pass_is_cancelled_when_the_last_of_its_jobs_is_given_up() {
     assert!(is_cancelled(&actions), "{actions:?}");
 }
 
+/// A part of the first job was not taken, so the job has ended although its passes still run.
+#[test]
+fn a_job_that_has_ended_needs_no_pass() {
+    let mut worker = Worker::new();
+    worker.job(1, 28, worker.source(), JobHeaders::default());
+    let own = worker.passes();
+    assert_eq!(own.len(), 3);
+    worker.job(2, 1, worker.source(), JobHeaders::default());
+    let actions = worker.ends(&own[0], PassResult::Done, vec![Some(LARGE); 8]);
+    assert_eq!(replied(&actions), [(JobKey(1), 8, false)]);
+    let shared = worker.pass();
+    let has = |job| shared.items.iter().any(|(key, _)| *key == JobKey(job));
+    assert!(has(1) && has(2), "{shared:?}");
+    worker.is_published(1, PublicationOutcome::Unroutable { destination: "q".to_owned() });
+    let actions = worker.withdraw(2);
+    assert!(matches!(actions[..], [Action::CancelPass { pass, .. }] if pass == shared.pass), "{actions:?}");
+}
+
 #[test]
 fn a_pass_that_fails_leaves_no_dead_letter_of_it() {
     for failed in [ran_out(), PassResult::Failed(PassError::Failed("boom".to_owned()))] {

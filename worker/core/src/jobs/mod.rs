@@ -43,6 +43,8 @@ pub(crate) struct Received {
     queue: QueueIndex,
     /// The inputs that it refers to are being fetched.
     fetch: Option<Fetch>,
+    /// When they were, if it refers to inputs.
+    fetched_at: Option<Instant>,
     pub(crate) at: Instant,
     pub(crate) at_ms: u64,
 }
@@ -58,6 +60,7 @@ impl Received {
             is_last_try: false,
             queue,
             fetch: None,
+            fetched_at: None,
             at: now.at,
             at_ms: now.unix_ms,
         }
@@ -91,8 +94,13 @@ impl Received {
         self.fetch = Some(Fetch { stores, since: now });
     }
 
-    pub(crate) fn fetch_ended(&mut self) {
-        self.fetch = None;
+    pub(crate) fn fetch_ended(&mut self, now: Instant) {
+        (self.fetch, self.fetched_at) = (None, Some(now));
+    }
+
+    /// Since when nothing but its reading and the worker itself has kept it from a pass.
+    pub(crate) fn complete_since(&self) -> Instant {
+        self.fetched_at.unwrap_or(self.at)
     }
 
     pub(crate) fn is_fetching(&self) -> bool {

@@ -92,6 +92,7 @@ impl EventLoop {
             (store, OutputOwner::new(&model.name, caller.as_deref(), id))
         });
         let received = Arc::clone(&payload.received);
+        let write_until = self.core.publish_until(received.summary.at);
         let encode = move |of_run| {
             let address = ReplyAddress::of(&received, &model, encoding);
             let encode = || message::replies(run, of_run, address, &model, &identity);
@@ -105,7 +106,7 @@ impl EventLoop {
             Some((store, owner)) => {
                 let completions = self.completions.clone();
                 tokio::spawn(async move {
-                    let encoded = match of_run.stored(run.offset, &store, &owner).await {
+                    let encoded = match of_run.stored(run.offset, &store, &owner, write_until).await {
                         Ok((of_run, unwritten)) => {
                             // An `Err`, here and below, means that the process ends.
                             let encoded = tokio::task::spawn_blocking(move || encode(of_run)).await;
