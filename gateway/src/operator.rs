@@ -24,6 +24,7 @@ use vramq_dlq::{Access, Error, Stop, Stops};
 use crate::broker::dead_letters::{Collected, Letters};
 use crate::config;
 use crate::drain::Drain;
+use crate::off_runtime::joined;
 use crate::problem::{Problem, Retry};
 
 /// The longest wait for the lock of a queue. People wait half a minute at a page, and proxies wait longer.
@@ -229,7 +230,7 @@ impl Operator {
             let _permit = permit;
             runtime.block_on(this.plan_and_run(action, request, query, who, drain))
         });
-        acting.await.unwrap_or_else(|failed| std::panic::resume_unwind(failed.into_panic()))
+        joined(acting).await
     }
 
     async fn plan_and_run(
