@@ -1,7 +1,7 @@
 //! The action log: who did what to which dead letters. A line of JSON before each action, and one after it.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write as _;
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -84,8 +84,9 @@ impl AuditLog {
         entry["who"] = json!(self.who);
         entry["action"] = json!(self.action);
         entry["command"] = json!(self.command);
-        let written =
-            self.file.write_all(format!("{entry}\n").as_bytes()).and_then(|()| self.file.sync_data());
+        let before = if self.ends_within_a_line() { "\n" } else { "" };
+        let line = format!("{before}{entry}\n");
+        let written = self.file.write_all(line.as_bytes()).and_then(|()| self.file.sync_data());
         match written {
             // A pipe or a terminal cannot be synced.
             Err(error) if error.kind() != std::io::ErrorKind::InvalidInput => {
@@ -93,6 +94,20 @@ impl AuditLog {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether the last line of the file was cut off, by a full disk or a power cut: the next line must not join it. `false` for a pipe or a
+    /// terminal, and for a file that this user may not read.
+    fn ends_within_a_line(&self) -> bool {
+        if !self.file.metadata().is_ok_and(|data| data.is_file()) {
+            return false;
+        }
+        let mut last = [0];
+        let read = File::open(&self.path).and_then(|mut file| {
+            file.seek(SeekFrom::End(-1))?;
+            file.read_exact(&mut last)
+        });
+        read.is_ok() && last != *b"\n"
     }
 }
 
@@ -117,4 +132,27 @@ fn described(letter: &Selected) -> Value {
         Kind::AnsweredBy(_) => "answered job",
     };
     json!({"fingerprint": letter.fingerprint.to_string(), "id": letter.id, "kind": kind})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_was_cut_off_takes_no_other_line_with_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("actions.jsonl");
+        for cut in ["{\"phase\": \"beg", "\0\0"] {
+            std::fs::write(&path, format!("{{}}\n{cut}")).unwrap();
+            let mut log = AuditLog::open(&path, "import", "me".to_owned()).unwrap();
+            for phase in ["begin", "end"] {
+                log.log_note(phase, json!({})).unwrap();
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            let lines: Vec<_> = text.lines().collect();
+            let phase = |line: &str| serde_json::from_str::<Value>(line).unwrap()["phase"].clone();
+            assert_eq!(lines[..2], ["{}", cut]);
+            assert_eq!((lines.len(), phase(lines[2]), phase(lines[3])), (4, json!("begin"), json!("end")));
+        }
+    }
 }
