@@ -86,7 +86,7 @@ pub fn is_of_request(written: &[u8], fingerprint: &[u8; 32]) -> Option<bool> {
 }
 
 /// The answer of a job as [`written`]; `None` if the job has no complete result.
-pub fn answer_of(written: &[u8]) -> Option<Answer> {
+fn answer_of(written: &[u8]) -> Option<Answer> {
     #[derive(Deserialize)]
     struct Done {
         outputs: Vec<Output>,
