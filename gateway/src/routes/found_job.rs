@@ -12,7 +12,7 @@ use crate::followed;
 use crate::jobs::Entry;
 use crate::jobs::claim::{ABANDONED_AFTER, Claim, Claimant};
 use crate::jobs::earlier::{self, JobName};
-use crate::jobs::stored::{self, Unread};
+use crate::jobs::stored::{self, StoredJob, Unread};
 use crate::keys::Caller;
 use crate::problem::Problem;
 
@@ -56,7 +56,10 @@ pub async fn find_by_id(app: &App, caller: &Caller, id: &str) -> Result<FoundJob
     }
     if let Some(results) = &app.results {
         let damaged = match stored::read(results, &caller.name, id, &app.answers).await {
-            Ok(Some(written)) => return Ok(FoundJob::Stored(written)),
+            Ok(Some(StoredJob { written, run })) => {
+                let again = followed::find_again(app, caller, id, run).await?;
+                return Ok(again.map_or(FoundJob::Stored(written), FoundJob::Here));
+            }
             Ok(None) => None,
             // The job may be running again, at another gateway.
             Err(damaged @ Unread::Damaged) => Some(damaged),
@@ -69,10 +72,10 @@ pub async fn find_by_id(app: &App, caller: &Caller, id: &str) -> Result<FoundJob
             return Err(damaged.problem());
         }
         // The job may have ended in the meantime.
-        if let Some(written) =
+        if let Some(stored) =
             stored::read(results, &caller.name, id, &app.answers).await.map_err(Unread::problem)?
         {
-            return Ok(FoundJob::Stored(written));
+            return Ok(FoundJob::Stored(stored.written));
         }
     }
     Err(unknown(app, id))
@@ -113,7 +116,13 @@ impl RepeatedRequest<'_> {
         // A followed job may have ended and been stored in the meantime.
         let stored =
             earlier::find_stored(app.results.as_ref(), &app.answers, caller, name, fingerprint).await?;
-        Ok(stored.map(FoundJob::Stored).or(followed.map(FoundJob::Here)))
+        Ok(match (stored, followed) {
+            (Some(StoredJob { written, run }), followed) => {
+                let again = followed.filter(|entry| run.yields_to(entry.created_ms));
+                Some(again.map_or(FoundJob::Stored(written), FoundJob::Here))
+            }
+            (None, followed) => followed.map(FoundJob::Here),
+        })
     }
 
     /// Claims the name at the gateways that share the store, so that the same request at two of them at the same moment is one job. Waits
