@@ -184,10 +184,7 @@ impl Operator {
     /// # Errors
     /// The broker's, or too many other requests read.
     pub async fn look(&self, model: &str) -> Result<Letters, Problem> {
-        let _permit = self.looks.try_acquire().map_err(|_| {
-            let message = "other operators look at dead letters at the moment";
-            Problem::busy(StatusCode::TOO_MANY_REQUESTS, "overloaded", message, BUSY_RETRY)
-        })?;
+        let _permit = self.looks.try_acquire().map_err(|_| others_look())?;
         let mut collected = Collected::default();
         let read = scan::scan_first(&self.access, model, COUNTED_MAX, |letter| {
             collected.add(&letter);
@@ -321,6 +318,12 @@ impl Operator {
         let kept = kept.map(|(of, why)| Kept { fingerprint: of.to_string(), why }).collect();
         Ok(Done { moved, stayed, kept, gone: gone as u64, archive: path, action_id })
     }
+}
+
+/// Other requests read dead letters.
+pub fn others_look() -> Problem {
+    let message = "other operators look at dead letters at the moment";
+    Problem::busy(StatusCode::TOO_MANY_REQUESTS, "overloaded", message, BUSY_RETRY)
 }
 
 /// Requests to end early, made when the gateway's drain is over.
