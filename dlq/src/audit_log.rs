@@ -1,8 +1,7 @@
 //! The action log: who did what to which dead letters. A line of JSON before each action, and one after it.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::FileExt as _;
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -38,11 +37,7 @@ impl AuditLog {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(failed)?;
         }
-        let mut file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
-        // An `Err`: the user may not read it.
-        if is_cut_off(&file, path).unwrap_or(false) {
-            file.write_all(b"\n").map_err(failed)?;
-        }
+        let file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
         let action = uuid::Uuid::now_v7().to_string();
         Ok(Self { path: path.to_owned(), file, action, command, who })
     }
@@ -89,8 +84,9 @@ impl AuditLog {
         entry["who"] = json!(self.who);
         entry["action"] = json!(self.action);
         entry["command"] = json!(self.command);
-        let written =
-            self.file.write_all(format!("{entry}\n").as_bytes()).and_then(|()| self.file.sync_data());
+        let before = if self.ends_within_a_line() { "\n" } else { "" };
+        let line = format!("{before}{entry}\n");
+        let written = self.file.write_all(line.as_bytes()).and_then(|()| self.file.sync_data());
         match written {
             // A pipe or a terminal cannot be synced.
             Err(error) if error.kind() != io::ErrorKind::InvalidInput => {
@@ -99,15 +95,20 @@ impl AuditLog {
             _ => Ok(()),
         }
     }
-}
 
-/// Whether the last line of a log is only a part of one, as a full disk leaves it. What is appended must not become a part of it.
-fn is_cut_off(file: &File, path: &Path) -> io::Result<bool> {
-    let metadata = file.metadata()?;
-    let Some(end) = metadata.len().checked_sub(1).filter(|_| metadata.is_file()) else { return Ok(false) };
-    let mut last = [0];
-    File::open(path)?.read_exact_at(&mut last, end)?;
-    Ok(last != *b"\n")
+    /// Whether the last line of the file was cut off, by a full disk or a power cut: the next line must not join it. `false` for a pipe or a
+    /// terminal, and for a file that this user may not read.
+    fn ends_within_a_line(&self) -> bool {
+        if !self.file.metadata().is_ok_and(|data| data.is_file()) {
+            return false;
+        }
+        let mut last = [0];
+        let read = File::open(&self.path).and_then(|mut file| {
+            file.seek(SeekFrom::End(-1))?;
+            file.read_exact(&mut last)
+        });
+        read.is_ok() && last != *b"\n"
+    }
 }
 
 /// What an action did to one queue.
@@ -138,20 +139,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_that_was_cut_off_spoils_no_other() {
+    fn a_line_that_was_cut_off_takes_no_other_line_with_it() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("new/actions.jsonl");
-        let logged = || {
-            let mut log = AuditLog::open(&path, "import", "me@here".to_owned()).unwrap();
-            log.log_note("begin", json!({})).unwrap();
-            std::fs::read_to_string(&path).unwrap()
-        };
-        assert_eq!(logged().lines().count(), 1);
-        assert_eq!(logged().lines().count(), 2, "nothing was cut off");
-        std::fs::write(&path, "{\"phase\":\"end\",\"do").unwrap();
-        let text = logged();
-        let (cut_off, line) = text.split_once('\n').unwrap();
-        assert_eq!(cut_off, "{\"phase\":\"end\",\"do");
-        assert_eq!(serde_json::from_str::<Value>(line).unwrap()["phase"], "begin");
+        let path = folder.path().join("actions.jsonl");
+        for cut in ["{\"phase\": \"beg", "\0\0"] {
+            std::fs::write(&path, format!("{{}}\n{cut}")).unwrap();
+            let mut log = AuditLog::open(&path, "import", "me".to_owned()).unwrap();
+            for phase in ["begin", "end"] {
+                log.log_note(phase, json!({})).unwrap();
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            let lines: Vec<_> = text.lines().collect();
+            let phase = |line: &str| serde_json::from_str::<Value>(line).unwrap()["phase"].clone();
+            assert_eq!(lines[..2], ["{}", cut]);
+            assert_eq!((lines.len(), phase(lines[2]), phase(lines[3])), (4, json!("begin"), json!("end")));
+        }
     }
 }

@@ -32,8 +32,8 @@ use upload::{Held, Upload};
 /// Files that are looked up at a time for one job: it has up to 65,536 inputs, and an object store takes some 20 ms for each.
 const LOOKUPS_MAX: usize = 32;
 
-/// How long the place may take to give a file's description: some hundred bytes.
-const DESCRIBED_WITHIN: Duration = Duration::from_secs(10);
+/// How long the place may take to give a file's description, which has some hundred bytes, or to open its content.
+const OPENED_WITHIN: Duration = Duration::from_secs(10);
 
 /// A stored file, in the shape of OpenAI's file object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -185,14 +185,14 @@ impl FileStore {
             let bytes = found.map_err(|e| missing(id, &e))?.bytes().await;
             bytes.map_err(|e| failed("read the file's description", &e))
         };
-        let bytes = timeout(DESCRIBED_WITHIN, read).await.unwrap_or_else(|_| Err(silent()))?;
+        let bytes = timeout(OPENED_WITHIN, read).await.unwrap_or_else(|_| Err(silent()))?;
         serde_json::from_slice(&bytes).map_err(|e| broken("read the file's description", &e))
     }
 
     /// A file's bytes, or a part of them, as a stream.
     ///
     /// # Errors
-    /// There is no such file.
+    /// There is no such file, or the place does not open it in time.
     pub async fn content(
         &self,
         owner: &str,
@@ -201,8 +201,9 @@ impl FileStore {
     ) -> Result<GetResult, Problem> {
         check_id(id)?;
         let options = GetOptions::new().with_range(part.map(GetRange::Bounded));
-        let found = self.storage.objects.get_opts(&content_path(owner, id), options).await;
-        found.map_err(|e| missing(id, &e))
+        let path = content_path(owner, id);
+        let found = timeout(OPENED_WITHIN, self.storage.objects.get_opts(&path, options)).await;
+        found.map_err(|_| silent())?.map_err(|e| missing(id, &e))
     }
 
     /// # Errors

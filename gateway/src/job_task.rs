@@ -26,6 +26,7 @@ use crate::jobs::entry::{Entry, PROGRESS, State};
 use crate::jobs::in_time::in_time;
 use crate::jobs::registry::Added;
 use crate::keys::Caller;
+use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
 use crate::trace::Trace;
 use end::Decision;
@@ -201,7 +202,7 @@ impl Task {
         let awaited = self.app.link.withdrawals.add(withdrawal);
         drop(own);
         self.entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
-        self.keep();
+        self.keep(0);
         self.app.metrics.withdrawn.inc();
         if !is_elsewhere {
             // Only this task removes the record, and not before it goes on with the job's life.
@@ -319,6 +320,7 @@ impl Task {
             // Acknowledge the replies before the record is removed: without the record no gateway knows whose replies they are.
             drop(receipt);
         }
+        let bytes = if is_to_be_kept { self.kept_bytes(&state).await } else { 0 };
         let name = state.as_str();
         if is_to_be_kept {
             self.app.metrics.ended(name);
@@ -336,7 +338,7 @@ impl Task {
         };
         self.entry.happened(name, data, Some(state));
         if is_to_be_kept {
-            self.keep();
+            self.keep(bytes);
         }
         is_to_be_stored || was_withdrawn
     }
@@ -350,9 +352,19 @@ impl Task {
         }
     }
 
-    fn keep(&self) {
+    /// The bytes of a job's results that its caller can ask for.
+    async fn kept_bytes(&self, state: &State) -> usize {
+        if !self.kept {
+            return 0;
+        }
+        let state = state.clone();
+        // A JSON output has to be read as a whole, and its size is not known before.
+        off_runtime(usize::MAX, move || state.bytes()).await
+    }
+
+    fn keep(&self, bytes: usize) {
         if self.kept {
-            self.app.jobs.finish(&self.entry, self.idempotency_key.as_deref());
+            self.app.jobs.finish(&self.entry, self.idempotency_key.as_deref(), bytes);
         }
     }
 }

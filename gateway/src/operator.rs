@@ -1,42 +1,40 @@
 //! Actions of operators on dead letters: they run as a second user of the broker, with the plan, the lock and the log of `vramq
 //! dlq`.
 
+mod request;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::json;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::sync::watch;
+use tokio::time::sleep;
 use vramq_dlq::archive::{self, Archive};
 use vramq_dlq::audit_log::AuditLog;
 use vramq_dlq::destination::Target;
 use vramq_dlq::plan::{Kinds, Plan, Query};
 use vramq_dlq::republish::Changes;
 use vramq_dlq::scan::{self, Planned};
-use vramq_dlq::select::{Filter, Name};
 use vramq_dlq::transfer::{Ended, TransferReport, Transfers};
 use vramq_dlq::{Access, Error, Stop, Stops};
 
 use crate::broker::dead_letters::{Collected, Letters};
 use crate::config;
-use crate::drain::Drain;
+use crate::drain::{Drain, LAST_ANSWERS, last_answers_over};
+use crate::off_runtime::joined;
 use crate::problem::{Problem, Retry};
+pub use request::ActionRequest;
 
 /// The longest wait for the lock of a queue. People wait half a minute at a page, and proxies wait longer.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// The most letters that are counted for the page. Reading 10,000 takes about a second.
 const COUNTED_MAX: u64 = 10_000;
-
-/// The most letters of one action: its plan is in memory, and its request waits. For more, repeat the action or use `vramq dlq`.
-const ACTION_LETTERS_MAX: u64 = 10_000;
-
-/// Letters that one action may name: as many as the page shows.
-const NAMES_MAX: usize = crate::broker::dead_letters::SHOWN_MAX;
 
 /// The most readers at a time; each has its own connection.
 const LOOKS_MAX: usize = 4;
@@ -66,22 +64,6 @@ pub enum Action {
     Retry,
     /// Letters are archived and removed from the queue.
     Drop,
-}
-
-/// Which dead letters.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ActionRequest {
-    pub model: String,
-    /// Fingerprints of the selected letters.
-    #[serde(default)]
-    pub fingerprints: Vec<String>,
-    /// The letters of one group, `REASON/MODEL/VERSION`.
-    pub group: Option<String>,
-    /// Selects only the oldest letters, at most this many.
-    pub first: Option<u64>,
-    /// The number of letters in the plan that the operator saw. Without it the action is only planned.
-    pub confirm: Option<u64>,
 }
 
 /// The plan of an action, and its result.
@@ -126,35 +108,6 @@ pub struct Kept {
     pub why: String,
 }
 
-impl ActionRequest {
-    /// # Errors
-    /// Nothing is selected, or too much.
-    fn query(&self) -> Result<Query, Problem> {
-        let invalid =
-            |message: &str, param: &'static str| Err(Problem::invalid(message.to_owned()).about(param));
-        vramq_schemas::topology::check_model_name(&self.model)
-            .map_err(|e| Problem::invalid(e.to_string()).about("model"))?;
-        if self.fingerprints.is_empty() && self.group.is_none() {
-            return invalid("select dead letters: `fingerprints`, or a `group`", "fingerprints");
-        }
-        if self.fingerprints.len() > NAMES_MAX {
-            let message = format!("at most {NAMES_MAX} dead letters can be named: select a `group`");
-            return invalid(&message, "fingerprints");
-        }
-        let is_fingerprint = |text: &String| {
-            (6..=32).contains(&text.len()) && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
-        };
-        if !self.fingerprints.iter().all(is_fingerprint) {
-            return invalid("a fingerprint has 6 to 32 hexadecimal digits", "fingerprints");
-        }
-        Ok(Query {
-            names: self.fingerprints.iter().map(|digits| Name { text: format!("fp:{digits}") }).collect(),
-            filter: Filter { group: self.group.clone(), ..Filter::default() },
-            first: Some(self.first.unwrap_or(u64::MAX).min(ACTION_LETTERS_MAX)),
-        })
-    }
-}
-
 impl Operator {
     /// Makes the folder, if it is missing.
     ///
@@ -183,10 +136,7 @@ impl Operator {
     /// # Errors
     /// The broker's, or too many other requests read.
     pub async fn look(&self, model: &str) -> Result<Letters, Problem> {
-        let _permit = self.looks.try_acquire().map_err(|_| {
-            let message = "other operators look at dead letters at the moment";
-            Problem::busy(StatusCode::TOO_MANY_REQUESTS, "overloaded", message, BUSY_RETRY)
-        })?;
+        let _permit = self.looks.try_acquire().map_err(|_| others_look())?;
         let mut collected = Collected::default();
         let read = scan::scan_first(&self.access, model, COUNTED_MAX, |letter| {
             collected.add(&letter);
@@ -199,10 +149,14 @@ impl Operator {
         }
     }
 
-    /// Waits until no action runs.
-    pub async fn idle(&self) {
-        // The semaphore is never closed.
-        let _ = self.actions.acquire().await;
+    /// Waits until no action runs, but not after the drain and the last answers. Returns whether none runs.
+    pub async fn is_idle_at_end(&self, drain: watch::Receiver<Drain>) -> bool {
+        tokio::select! {
+            biased;
+            // The semaphore is never closed.
+            _ = self.actions.acquire() => true,
+            () = last_answers_over(drain) => false,
+        }
     }
 
     /// Plans an action and, if the operator has confirmed the plan, carries it out. It goes on to its end when the caller hangs
@@ -229,7 +183,7 @@ impl Operator {
             let _permit = permit;
             runtime.block_on(this.plan_and_run(action, request, query, who, drain))
         });
-        acting.await.unwrap_or_else(|failed| std::panic::resume_unwind(failed.into_panic()))
+        joined(acting).await
     }
 
     async fn plan_and_run(
@@ -322,13 +276,22 @@ impl Operator {
     }
 }
 
-/// Requests to end early, made when the gateway's drain is over.
+/// Other requests read dead letters.
+pub fn others_look() -> Problem {
+    let message = "other operators look at dead letters at the moment";
+    Problem::busy(StatusCode::TOO_MANY_REQUESTS, "overloaded", message, BUSY_RETRY)
+}
+
+/// Requests to end early, made when the gateway's drain is over. The second one comes so early that the action's end is in its log, and its
+/// caller hears of it, before the gateway ends.
 fn stopped_by(mut drain: watch::Receiver<Drain>) -> Stops {
     let (sender, stops) = Stops::channel();
     tokio::spawn(async move {
         let over = async { drain.wait_for(|drain| *drain == Drain::Over).await.is_ok() };
         tokio::select! {
             true = over => {
+                let _ = sender.send(Stop::Terminated).await;
+                sleep(LAST_ANSWERS / 2).await;
                 let _ = sender.send(Stop::Terminated).await;
             }
             () = sender.closed() => {}
@@ -354,24 +317,18 @@ fn problem(error: &Error) -> Problem {
 mod tests {
     use super::*;
 
-    fn request(fingerprints: &[&str], group: Option<&str>) -> ActionRequest {
-        ActionRequest {
-            model: "m".to_owned(),
-            fingerprints: fingerprints.iter().map(|digits| (*digits).to_owned()).collect(),
-            group: group.map(str::to_owned),
-            first: None,
-            confirm: None,
-        }
-    }
-
-    #[test]
-    fn an_action_names_its_letters() {
-        assert_eq!(request(&[], Some("expired/m/1")).query().unwrap().filter.group.unwrap(), "expired/m/1");
-        let named = request(&["0123456789"], None).query().unwrap();
-        assert_eq!((named.names[0].text.as_str(), named.first), ("fp:0123456789", Some(ACTION_LETTERS_MAX)));
-        for wrong in [request(&[], None), request(&["xyzxyz"], None), request(&["01234"], None)] {
-            assert_eq!(wrong.query().unwrap_err().status, 400);
-        }
-        assert_eq!(request(&["0123456789"; NAMES_MAX + 1], None).query().unwrap_err().status, 400);
+    #[tokio::test]
+    async fn the_end_of_a_drain_stops_an_action_and_waits_for_it_no_longer_than_for_answers() {
+        let folder = tempfile::tempdir().unwrap();
+        let address = "amqp://localhost".parse().unwrap();
+        let settings = config::Operator { address, folder: folder.path().to_owned() };
+        let operator = Operator::open(settings).unwrap();
+        let (drain, drained) = watch::channel(Drain::Serving);
+        assert!(operator.is_idle_at_end(drained.clone()).await);
+        let _acting = operator.actions.acquire().await.unwrap();
+        let mut stops = stopped_by(drained.clone());
+        drain.send_replace(Drain::Over);
+        assert_eq!((stops.next().await, stops.next().await), (Stop::Terminated, Stop::Terminated));
+        assert!(!operator.is_idle_at_end(drained).await);
     }
 }

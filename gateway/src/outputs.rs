@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use axum::http::StatusCode;
 use bytes::Bytes;
@@ -11,6 +11,7 @@ use futures_util::stream::{self, BoxStream, Stream, StreamExt as _};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectStore};
 use sha2::{Digest as _, Sha256};
+use tokio::time::timeout;
 use url::Url;
 use vramq_stores::Fault;
 use vramq_stores::folder::Folder;
@@ -19,6 +20,9 @@ use vramq_stores::reference::Reference;
 use crate::folder_threads::{Busy, FolderThreads, file_pieces};
 use crate::problem::Problem;
 use crate::storage::{Place, covers};
+
+/// How long the place may take to open an output.
+const OPENED_WITHIN: Duration = Duration::from_secs(10);
 
 /// A folder or an object store that workers have as `output_store`. The gateway only reads it.
 pub struct OutputStore {
@@ -105,6 +109,10 @@ impl OutputStore {
     }
 
     async fn found(&self, uri: &str, head: bool) -> Result<StoredOutput, Problem> {
+        timeout(OPENED_WITHIN, self.opened(uri, head)).await.unwrap_or_else(|_| Err(silent()))
+    }
+
+    async fn opened(&self, uri: &str, head: bool) -> Result<StoredOutput, Problem> {
         let reference = Reference::parse(uri).map_err(|error| broken(uri, &format!("{error:?}")))?;
         // Names of outputs consist of ASCII letters, digits and hyphens.
         let name = reference.segments.last().cloned().unwrap_or_default();
@@ -190,8 +198,10 @@ impl StoredOutput {
             Content::File(file, threads) => Ok(file_pieces(threads, file, part).boxed()),
             Content::Object(objects, described) => {
                 let (path, options) = (described.meta.location.clone(), GetOptions::new());
-                let found = objects.get_opts(&path, options.with_range(Some(GetRange::Bounded(part)))).await;
-                Ok(object_pieces(found.map_err(|error| not_read(&uri, &error))?))
+                let options = options.with_range(Some(GetRange::Bounded(part)));
+                let found = timeout(OPENED_WITHIN, objects.get_opts(&path, options)).await;
+                let found = found.map_err(|_| silent())?.map_err(|error| not_read(&uri, &error))?;
+                Ok(object_pieces(found))
             }
         }
     }
@@ -233,9 +243,13 @@ fn not_read(uri: &str, error: &object_store::Error) -> Problem {
 
 fn not_run(uri: &str, error: &io::Error) -> Problem {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<Busy>()) {
-        Some(_) => Problem::silent_store("the store that holds the output does not answer"),
+        Some(_) => silent(),
         None => broken(uri, error),
     }
+}
+
+fn silent() -> Problem {
+    Problem::silent_store("the store that holds the output does not answer")
 }
 
 fn broken(uri: &str, error: &dyn std::fmt::Display) -> Problem {

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -22,6 +22,9 @@ use super::questions::{ANSWER_WITHIN, NoAnswer, Question, Questions};
 /// Counts at the same time. Each has a channel, and brokers allow 2,047 on a connection by default. A queue that does not answer keeps one
 /// of them, so this is far more than models whose queues fall silent together.
 const COUNTS_MAX: usize = 128;
+
+/// How long the next reader of dead letters waits for those that the broker still has to put back.
+const PUT_BACK_MAX: Duration = Duration::from_secs(1);
 
 /// Answers questions for as long as a connection lasts.
 pub(super) struct Answering<'a> {
@@ -71,8 +74,12 @@ impl<'a> Answering<'a> {
                 let _ = answer.send(depth);
             }
             Question::Queue { name, answer } => self.count(Counted::Queue(name), answer),
-            Question::DeadLetters { model, answer } => {
-                tokio::spawn(read_dead_letters(Arc::clone(self.connection), model, answer));
+            Question::DeadLetters { model, only_reader, answer } => {
+                let connection = Arc::clone(self.connection);
+                tokio::spawn(async move {
+                    read_dead_letters(&connection, &model, answer).await;
+                    drop(only_reader);
+                });
             }
         }
     }
@@ -149,16 +156,22 @@ async fn count_under(link: &Link, connection: &Connection, model: &str, key: &st
     Ok(depth)
 }
 
+/// Answers with the dead letters, and returns when the broker has put them back.
 async fn read_dead_letters(
-    connection: Arc<Connection>,
-    model: String,
+    connection: &Connection,
+    model: &str,
     answer: oneshot::Sender<Result<Letters, String>>,
 ) {
-    let letters = match timeout(ANSWER_WITHIN, dead_letters::read(&connection, &model)).await {
+    let letters = match timeout(ANSWER_WITHIN, dead_letters::read(connection, model)).await {
         Ok(Ok(letters)) => Ok(letters),
         Ok(Err(error)) if is_missing(&error) => Ok(Letters::default()),
         Ok(Err(error)) => Err(error.to_string()),
         Err(_) => Err(NoAnswer.to_string()),
     };
+    let total = letters.as_ref().map_or(0, |letters| letters.total);
     let _ = answer.send(letters);
+    if total > 0 {
+        // In vain if somebody removes letters meanwhile.
+        let _ = timeout(PUT_BACK_MAX, dead_letters::until_put_back(connection, model, total)).await;
+    }
 }

@@ -1,9 +1,13 @@
 //! The dead letters of a model for the operators' page. The gateway reads them without removing them.
 
+use std::time::Duration;
+
 use lapin::Connection;
 use lapin::options::{BasicGetOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use serde::Serialize;
+use tokio::time::sleep;
+use vramq_amqp::{Depth, queue_depth};
 use vramq_dlq::dead_letter::{DeadLetter, Group, Summary};
 use vramq_dlq::explain::explain;
 use vramq_dlq::groups::{Count, Groups};
@@ -15,6 +19,9 @@ pub const SHOWN_MAX: usize = 200;
 
 /// The longest error text that is shown, in characters.
 const ERROR_CHARS_MAX: usize = 600;
+
+/// How often the broker is asked whether it has put back what was read: it takes some milliseconds.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// One dead letter, without its body.
 #[derive(Clone, Debug, Serialize)]
@@ -143,4 +150,19 @@ pub async fn read(connection: &Connection, model: &str) -> lapin::Result<Letters
     }
     channel.close(200, "looked".into()).await?;
     Ok(collected.finish(total.into()))
+}
+
+/// Waits until the queue has so many messages again. The broker puts back what was read a little after it has closed the channel, and the next
+/// reader would miss it.
+///
+/// # Errors
+/// The broker's.
+pub(super) async fn until_put_back(connection: &Connection, model: &str, total: u64) -> lapin::Result<()> {
+    let queue = dead_queue(model);
+    while let Depth::Messages { ready, .. } = queue_depth(connection, &queue).await?
+        && u64::from(ready) < total
+    {
+        sleep(LOOK_EVERY).await;
+    }
+    Ok(())
 }

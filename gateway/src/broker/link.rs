@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use futures_util::{Stream, StreamExt as _};
 use lapin::protocol::AMQPErrorKind;
 use lapin::{Connection, ErrorKind};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use vramq_amqp::{Address, Depth, LastError, Withdrawals, subscribe_to_heartbeats};
 
@@ -19,7 +19,7 @@ use super::answering::Answering;
 use super::dead_letters::Letters;
 use super::fleet::Fleet;
 use super::outlook::Queues;
-use super::questions::{self, Asker, NoAnswer, Question, Questions, Turn};
+use super::questions::{self, ANSWER_WITHIN, Asker, NoAnswer, Question, Questions, Turn};
 use super::withdrawing::Withdrawing;
 
 /// How often the exchange of heartbeats is looked for while it is missing.
@@ -38,6 +38,18 @@ pub struct Link {
     queues: Mutex<Queues>,
     pub withdrawals: Arc<Withdrawals>,
     is_connected: AtomicBool,
+    /// One at a time reads dead letters: it holds what it has read, and others would not see it.
+    readers: Arc<Semaphore>,
+}
+
+/// Why dead letters were not read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LettersUnread {
+    #[error("others read dead letters at the moment")]
+    Busy,
+    /// In words: no permission, no connection.
+    #[error("{0}")]
+    Failed(String),
 }
 
 /// The link's task.
@@ -60,6 +72,7 @@ impl Link {
             queues: Mutex::default(),
             withdrawals: Arc::default(),
             is_connected: AtomicBool::new(false),
+            readers: Arc::new(Semaphore::new(1)),
         });
         let withdrawing = Withdrawing::default();
         let task = LinkTask { link: Arc::clone(&link), address, name, questions, withdrawing };
@@ -100,14 +113,17 @@ impl Link {
         self.ask(Turn::First, |answer| Question::Queue { name: name.to_owned(), answer }).await
     }
 
-    /// The oldest dead letters of a model.
+    /// The oldest dead letters of a model. Waits while others read dead letters, for as long as the broker may take to answer.
     ///
     /// # Errors
-    /// In words: no such queue, no permission, no connection.
-    pub async fn dead_letters(&self, model: &str) -> Result<Letters, String> {
-        let question = |answer| Question::DeadLetters { model: model.to_owned(), answer };
+    /// The others take longer; or the broker does not let this gateway read them, or does not answer.
+    pub async fn dead_letters(&self, model: &str) -> Result<Letters, LettersUnread> {
+        let turn = timeout(ANSWER_WITHIN, Arc::clone(&self.readers).acquire_owned()).await;
+        // The semaphore is never closed.
+        let Ok(Ok(only_reader)) = turn else { return Err(LettersUnread::Busy) };
+        let question = |answer| Question::DeadLetters { model: model.to_owned(), only_reader, answer };
         let letters = self.ask(Turn::First, question).await;
-        letters.unwrap_or_else(|no_answer| Err(no_answer.to_string()))
+        letters.unwrap_or_else(|no_answer| Err(no_answer.to_string())).map_err(LettersUnread::Failed)
     }
 
     async fn ask<T>(
@@ -225,9 +241,9 @@ fn is_of_a_channel(error: &lapin::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
     use vramq_schemas::status::{Heartbeat, ModelStatus, WorkerState};
 
-    use super::super::questions::ANSWER_WITHIN;
     use super::*;
 
     #[tokio::test]
@@ -288,5 +304,37 @@ mod tests {
         drop(task);
         assert_eq!(link.depth("m").await, Err(NoAnswer));
         assert!(link.dead_letters("m").await.is_err());
+    }
+
+    #[tokio::test]
+    async fn one_at_a_time_reads_dead_letters() {
+        let (link, mut task) = Link::new("amqp://localhost".parse().unwrap(), "test".to_owned());
+        link.is_connected.store(true, Ordering::Relaxed);
+        let read = |link: &Arc<Link>| {
+            let link = Arc::clone(link);
+            tokio::spawn(async move { link.dead_letters("m").await })
+        };
+        let (leaves, waits) = (read(&link), read(&link));
+        let question = timeout(ANSWER_WITHIN, task.questions.next()).await.expect("a question");
+        let (only_reader, answer) = match question {
+            Some(Question::DeadLetters { only_reader, answer, .. }) => (only_reader, answer),
+            other => panic!("nobody asked: {other:?}"),
+        };
+        // Who leaves does not end the reading.
+        leaves.abort();
+        assert!(leaves.await.is_err());
+        drop(answer);
+        assert!(task.questions.next().now_or_never().is_none(), "a second reader");
+        assert_eq!(link.dead_letters("m").await.unwrap_err(), LettersUnread::Busy);
+        assert_eq!(waits.await.unwrap().unwrap_err(), LettersUnread::Busy);
+        drop(only_reader);
+        let next = read(&link);
+        match timeout(ANSWER_WITHIN, task.questions.next()).await.expect("another question") {
+            Some(Question::DeadLetters { answer, .. }) => {
+                answer.send(Ok(Letters::default())).expect("somebody listens");
+            }
+            other => panic!("nobody asked: {other:?}"),
+        }
+        assert!(next.await.unwrap().is_ok());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::timeout;
 use vramq_amqp::Depth;
 
@@ -18,9 +18,20 @@ pub(super) const QUESTIONS_MAX: usize = 256;
 /// What a request wants to know.
 #[derive(Debug)]
 pub(super) enum Question {
-    Depth { model: String, answer: oneshot::Sender<Depth> },
-    Queue { name: String, answer: oneshot::Sender<Depth> },
-    DeadLetters { model: String, answer: oneshot::Sender<Result<Letters, String>> },
+    Depth {
+        model: String,
+        answer: oneshot::Sender<Depth>,
+    },
+    Queue {
+        name: String,
+        answer: oneshot::Sender<Depth>,
+    },
+    /// The permit is held until nothing of the queue is held any more, also if the caller leaves.
+    DeadLetters {
+        model: String,
+        only_reader: OwnedSemaphorePermit,
+        answer: oneshot::Sender<Result<Letters, String>>,
+    },
 }
 
 /// When a question is answered.
@@ -121,6 +132,10 @@ impl Questions {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use tokio::sync::Semaphore;
+
     use super::*;
 
     #[tokio::test]
@@ -132,7 +147,8 @@ mod tests {
         };
         let (letters, of_letters) = oneshot::channel();
         let ((gone, of_gone), (waits, _waiting)) = (depth("gone"), depth("waits"));
-        let letters = Question::DeadLetters { model: "gone".to_owned(), answer: letters };
+        let only_reader = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        let letters = Question::DeadLetters { model: "gone".to_owned(), only_reader, answer: letters };
         for question in [gone, letters] {
             asker.first.send(question).await.unwrap();
         }

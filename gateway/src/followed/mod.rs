@@ -16,6 +16,7 @@ use crate::jobs::earlier::JobName;
 use crate::jobs::in_time::in_time;
 use crate::jobs::record::Record;
 use crate::jobs::registry::Added;
+use crate::jobs::stored::StoredRun;
 use crate::jobs::{Entry, State};
 use crate::keys::Caller;
 use crate::problem::Problem;
@@ -28,6 +29,25 @@ pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<Option<Arc<Ent
     match record(app, caller, id).await {
         Some(record) => follow(app, caller, record),
         None => Ok(None),
+    }
+}
+
+/// Like [`find`], if the job runs again after the run that is stored. A record that is left of that run is none of an unfinished job.
+///
+/// # Errors
+/// As for [`find`].
+pub async fn find_again(
+    app: &App,
+    caller: &Caller,
+    id: &str,
+    stored: StoredRun,
+) -> Result<Option<Arc<Entry>>, Problem> {
+    if stored.is_done {
+        return Ok(None);
+    }
+    match record(app, caller, id).await {
+        Some(record) if stored.yields_to(record.created_at_ms) => follow(app, caller, record),
+        _ => Ok(None),
     }
 }
 

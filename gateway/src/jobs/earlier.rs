@@ -1,10 +1,9 @@
 //! Finds the job that the same request started before: on another gateway, or so long ago that this gateway has forgotten it.
 
-use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
 use super::store::ResultStore;
-use super::stored::{self, Unread};
+use super::stored::{self, StoredJob, Unread};
 use super::view::is_of_request;
 use crate::byte_budget::ByteBudget;
 use crate::keys::Caller;
@@ -49,8 +48,7 @@ fn keyed_id(owner: &str, idempotency_key: &str) -> String {
     uuid::Builder::from_custom_bytes(bytes).into_uuid().to_string()
 }
 
-/// The stored job of this name, as [`written`](super::view::written). `None` also if the store cannot be read, or the stored
-/// job is damaged: then the job runs as without a store.
+/// The stored job of this name. `None` also if the store cannot be read, or the stored job is damaged: then the job runs as without a store.
 ///
 /// # Errors
 /// The name stands for another request, or there is no room in the memory for answers.
@@ -60,18 +58,18 @@ pub async fn find_stored(
     caller: &Caller,
     name: &JobName,
     fingerprint: [u8; 32],
-) -> Result<Option<Bytes>, Problem> {
+) -> Result<Option<StoredJob>, Problem> {
     let Some(results) = results else { return Ok(None) };
-    let written = match stored::read(results, &caller.name, &name.id, answers).await {
-        Ok(Some(written)) => written,
+    let stored = match stored::read(results, &caller.name, &name.id, answers).await {
+        Ok(Some(stored)) => stored,
         Ok(None) => return Ok(None),
         Err(full @ Unread::NoRoom(_)) => return Err(full.problem()),
         // The log says why. The job runs, and replaces a damaged end by its own.
         Err(Unread::Silent | Unread::Failed | Unread::Damaged) => return Ok(None),
     };
-    let read = written.clone();
+    let read = stored.written.clone();
     match off_runtime(read.len(), move || is_of_request(&read, &fingerprint)).await {
-        Some(true) => Ok(Some(written)),
+        Some(true) => Ok(Some(stored)),
         Some(false) => Err(Problem::reused(name.what)),
         // Stored by a version that did not write the digest.
         None => Ok(None),

@@ -120,9 +120,9 @@ impl Jobs {
         kept.by_id.get(&(owner.to_owned(), id.to_owned())).cloned()
     }
 
-    /// Marks the job as finished: from now on it counts against the bounds.
-    pub fn finish(&self, entry: &Arc<Entry>, idempotency_key: Option<&str>) {
-        let bytes = ENTRY_BYTES + entry.state().bytes();
+    /// Marks the job as finished: from now on it counts against the bounds, with so many bytes of results.
+    pub fn finish(&self, entry: &Arc<Entry>, idempotency_key: Option<&str>, results: usize) {
+        let bytes = ENTRY_BYTES + results;
         let mut kept = self.kept();
         let now = Instant::now();
         kept.bytes += bytes;
@@ -232,7 +232,7 @@ mod tests {
 
     fn end(jobs: &Jobs, entry: &Arc<Entry>) {
         entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
-        jobs.finish(entry, Some("key"));
+        jobs.finish(entry, Some("key"), 0);
     }
 
     #[test]
@@ -263,7 +263,7 @@ mod tests {
             let entry = entry(owner, id, 0);
             jobs.add(&entry, None).unwrap();
             entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
-            jobs.finish(&entry, None);
+            jobs.finish(&entry, None, 0);
         };
         finish("small", "first");
         for id in 0..100 {

@@ -2,11 +2,11 @@
 
 use axum::http::StatusCode;
 use bytes::Bytes;
+use serde::Deserialize;
 
 use super::in_time::in_time;
 use super::shared_view::no_room;
 use super::store::ResultStore;
-use super::view::is_whole;
 use crate::byte_budget::{ByteBudget, NoRoom, Room};
 use crate::folder_store::is_busy;
 use crate::off_runtime::off_runtime;
@@ -41,6 +41,41 @@ impl Unread {
     }
 }
 
+/// A job that has ended, in the store.
+#[derive(Debug)]
+pub struct StoredJob {
+    /// As [`written`](super::view::written). The bytes hold their room until they are dropped.
+    pub written: Bytes,
+    pub run: StoredRun,
+}
+
+/// The run of a job that is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredRun {
+    pub is_done: bool,
+    created_at_ms: u64,
+}
+
+impl StoredRun {
+    /// The run of a job as [`written`](super::view::written). `None` of another text: it is an object that says whose end it is, to its last byte.
+    pub fn of(written: &[u8]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Ended {
+            #[serde(rename = "id")]
+            _id: String,
+            state: String,
+            created_at_ms: u64,
+        }
+        let Ended { state, created_at_ms, .. } = serde_json::from_slice(written).ok()?;
+        Some(Self { is_done: state == "done", created_at_ms })
+    }
+
+    /// Whether a run that was created then is the job by now. One that is done stays: the results are the same.
+    pub fn yields_to(self, created_at_ms: u64) -> bool {
+        !self.is_done && self.created_at_ms < created_at_ms
+    }
+}
+
 /// Bytes with their room in the memory for answers.
 struct Held {
     bytes: Bytes,
@@ -53,7 +88,7 @@ impl AsRef<[u8]> for Held {
     }
 }
 
-/// The stored job of a caller, as [`written`](super::view::written). The bytes hold their room until they are dropped.
+/// The stored job of a caller.
 ///
 /// # Errors
 /// The store is silent or fails, the job is damaged, or there was no room for it in time.
@@ -62,7 +97,7 @@ pub async fn read(
     owner: &str,
     id: &str,
     answers: &ByteBudget,
-) -> Result<Option<Bytes>, Unread> {
+) -> Result<Option<StoredJob>, Unread> {
     const WHAT: &str = "cannot read a stored result";
     let failed = |error| {
         if is_busy(&error) {
@@ -77,10 +112,10 @@ pub async fn read(
     let room = answers.room(owner, bytes).await.map_err(Unread::NoRoom)?;
     let bytes = in_time(id, WHAT, found.bytes()).await.ok_or(Unread::Silent)?.map_err(failed)?;
     let size = bytes.len();
-    let bytes = Bytes::from_owner(Held { bytes, _room: room });
+    let written = Bytes::from_owner(Held { bytes, _room: room });
     // The room is held for as long as this reads, also if the caller is dropped.
-    let read = bytes.clone();
-    if !off_runtime(read.len(), move || is_whole(&read)).await {
+    let read = written.clone();
+    let Some(run) = off_runtime(read.len(), move || StoredRun::of(&read)).await else {
         // Each reader of it finds it again, so that this is no ERROR.
         tracing::warn!(
             job = id,
@@ -89,6 +124,6 @@ pub async fn read(
             "a stored result is damaged: it is not a job as JSON"
         );
         return Err(Unread::Damaged);
-    }
-    Ok(Some(bytes))
+    };
+    Ok(Some(StoredJob { written, run }))
 }

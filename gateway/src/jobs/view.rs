@@ -86,7 +86,7 @@ pub fn is_of_request(written: &[u8], fingerprint: &[u8; 32]) -> Option<bool> {
 }
 
 /// The answer of a job as [`written`]; `None` if the job has no complete result.
-pub fn answer_of(written: &[u8]) -> Option<Answer> {
+fn answer_of(written: &[u8]) -> Option<Answer> {
     #[derive(Deserialize)]
     struct Done {
         outputs: Vec<Output>,
@@ -240,18 +240,6 @@ pub async fn json_bytes(state: &State) -> usize {
     off_runtime(usize::MAX, count).await
 }
 
-/// Whether a text is a job as [`written`]: an object that says whose end it is, to its last byte.
-pub fn is_whole(written: &[u8]) -> bool {
-    #[derive(Deserialize)]
-    struct Ended {
-        #[serde(rename = "id")]
-        _id: String,
-        #[serde(rename = "state")]
-        _state: String,
-    }
-    serde_json::from_slice::<Ended>(written).is_ok()
-}
-
 /// The approximate bytes of an output as JSON.
 pub fn output_bytes(output: &Output) -> usize {
     match output {
@@ -266,6 +254,7 @@ pub fn output_bytes(output: &Output) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::jobs::stored::StoredRun;
 
     #[test]
     fn outputs_follow_the_other_fields() {
@@ -287,6 +276,8 @@ mod tests {
         let entry = Entry::new(text("id"), text("id"), text("a"), text("m"), 2, [7; 32]);
         let written = written(&entry, &State::Done(Arc::new(answer.clone()))).await.unwrap();
         assert_eq!(answer_of(&written), Some(answer));
+        assert!(!StoredRun::of(&written).unwrap().yields_to(u64::MAX));
+        assert_eq!(StoredRun::of(&written[..written.len() - 1]), None);
     }
 
     #[tokio::test]
@@ -328,6 +319,8 @@ mod tests {
             assert_eq!((&read.problem, &read.outputs), (&failure.problem, &failure.outputs));
             // The name stands for a younger run of the job.
             assert!(state_of(&written, entry.created_ms + 1).is_none());
+            let run = StoredRun::of(&written).unwrap();
+            assert!(run.yields_to(entry.created_ms + 1) && !run.yields_to(entry.created_ms));
         }
         let entry = Entry::new(text("id"), text("message"), text("a"), text("m"), 2, [7; 32]);
         for (state, has_ended) in [(State::Withdrawn, true), (State::Queued, false)] {

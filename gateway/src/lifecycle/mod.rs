@@ -7,12 +7,11 @@ mod sweeps;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use tokio::time::timeout;
 use vramq_spans::Spans;
 
 use crate::app::App;
 use crate::config::Config;
-use crate::drain::{LAST_ANSWERS, last_answers_over};
+use crate::drain::last_answers_over;
 use crate::routes::router;
 use crate::server::Connections;
 pub use runtime::run_to_end;
@@ -72,11 +71,17 @@ async fn drain(app: &App, connections: Connections) -> bool {
             }
         }
     }
-    app.leave_unfinished_jobs().await;
-    if let Some(operator) = &app.operator {
+    let last_action = async {
         // An action whose caller has hung up may still run. The end of the drain stops it.
-        let _ = timeout(app.config.http.drain + LAST_ANSWERS, operator.idle()).await;
-    }
+        if let Some(operator) = &app.operator
+            && !operator.is_idle_at_end(app.drain.clone()).await
+        {
+            tracing::warn!(
+                "stopping before an action on dead letters has ended: none is lost, and some may be in their queue and where they went to"
+            );
+        }
+    };
+    tokio::join!(app.leave_unfinished_jobs(), last_action);
     all_answered
 }
 

@@ -14,8 +14,9 @@ use super::Authenticated;
 use crate::app::App;
 use crate::body;
 use crate::broker::dead_letters::Letters;
+use crate::broker::link::LettersUnread;
 use crate::keys::Caller;
-use crate::operator::{Action, ActionRequest, Operator, Report};
+use crate::operator::{Action, ActionRequest, Operator, Report, others_look};
 use crate::problem::Problem;
 
 /// Which model's dead letters.
@@ -49,9 +50,12 @@ async fn look(app: &App, caller: &Caller, model: &str) -> Result<LettersView, Pr
     check_model(caller, model)?;
     let letters = match &app.operator {
         Some(operator) => operator.look(model).await?,
-        None => app.link.dead_letters(model).await.map_err(|error| {
-            let message = format!("the dead letters cannot be read: {error}");
-            Problem::new(StatusCode::BAD_GATEWAY, "broker", message)
+        None => app.link.dead_letters(model).await.map_err(|unread| match unread {
+            LettersUnread::Busy => others_look(),
+            LettersUnread::Failed(error) => {
+                let message = format!("the dead letters cannot be read: {error}");
+                Problem::new(StatusCode::BAD_GATEWAY, "broker", message)
+            }
         })?,
     };
     Ok(LettersView { letters, read_only: operator(app).err().map(|problem| problem.message) })

@@ -12,10 +12,8 @@ use crate::followed;
 use crate::jobs::Entry;
 use crate::jobs::claim::{ABANDONED_AFTER, Claim, Claimant};
 use crate::jobs::earlier::{self, JobName};
-use crate::jobs::stored::{self, Unread};
-use crate::jobs::view::end_of;
+use crate::jobs::stored::{self, StoredJob, Unread};
 use crate::keys::Caller;
-use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
 
 /// The first interval between looks for a job that another gateway publishes. Short, because a publish takes milliseconds.
@@ -58,7 +56,10 @@ pub async fn find_by_id(app: &App, caller: &Caller, id: &str) -> Result<FoundJob
     }
     if let Some(results) = &app.results {
         let damaged = match stored::read(results, &caller.name, id, &app.answers).await {
-            Ok(Some(written)) => return Ok(FoundJob::Stored(written)),
+            Ok(Some(StoredJob { written, run })) => {
+                let again = followed::find_again(app, caller, id, run).await?;
+                return Ok(again.map_or(FoundJob::Stored(written), FoundJob::Here));
+            }
             Ok(None) => None,
             // The job may be running again, at another gateway.
             Err(damaged @ Unread::Damaged) => Some(damaged),
@@ -71,10 +72,10 @@ pub async fn find_by_id(app: &App, caller: &Caller, id: &str) -> Result<FoundJob
             return Err(damaged.problem());
         }
         // The job may have ended in the meantime.
-        if let Some(written) =
+        if let Some(stored) =
             stored::read(results, &caller.name, id, &app.answers).await.map_err(Unread::problem)?
         {
-            return Ok(FoundJob::Stored(written));
+            return Ok(FoundJob::Stored(stored.written));
         }
     }
     Err(unknown(app, id))
@@ -89,8 +90,6 @@ pub struct RepeatedRequest<'a> {
     pub name: Option<&'a JobName>,
     pub idempotency_key: Option<&'a str>,
     pub fingerprint: [u8; 32],
-    /// Whether to run a job again that is stored as failed.
-    pub failed_runs_again: bool,
 }
 
 /// What the name of a request stands for once this gateway may publish its job.
@@ -103,12 +102,12 @@ pub enum Claimed {
 }
 
 impl RepeatedRequest<'_> {
-    /// The job that the same request started before. To answer with it, neither a worker nor the inputs are needed.
+    /// The job that the same request started before, also one that failed. To answer with it, neither a worker nor the inputs are needed.
     ///
     /// # Errors
     /// The name stands for another request; or the job is another gateway's, and this one follows as many as it may.
     pub async fn find_earlier(&self) -> Result<Option<FoundJob>, Problem> {
-        let Self { app, caller, name, idempotency_key, fingerprint, failed_runs_again } = *self;
+        let Self { app, caller, name, idempotency_key, fingerprint } = *self;
         let Some(name) = name else { return Ok(None) };
         if let Some(entry) = app.jobs.same(&caller.name, &name.id, idempotency_key, &fingerprint)? {
             return Ok(Some(FoundJob::Here(entry)));
@@ -117,12 +116,13 @@ impl RepeatedRequest<'_> {
         // A followed job may have ended and been stored in the meantime.
         let stored =
             earlier::find_stored(app.results.as_ref(), &app.answers, caller, name, fingerprint).await?;
-        if let Some(written) = stored
-            && (!failed_runs_again || is_done(&written).await)
-        {
-            return Ok(Some(FoundJob::Stored(written)));
-        }
-        Ok(followed.map(FoundJob::Here))
+        Ok(match (stored, followed) {
+            (Some(StoredJob { written, run }), followed) => {
+                let again = followed.filter(|entry| run.yields_to(entry.created_ms));
+                Some(again.map_or(FoundJob::Stored(written), FoundJob::Here))
+            }
+            (None, followed) => followed.map(FoundJob::Here),
+        })
     }
 
     /// Claims the name at the gateways that share the store, so that the same request at two of them at the same moment is one job. Waits
@@ -165,12 +165,6 @@ impl RepeatedRequest<'_> {
             }
         }
     }
-}
-
-async fn is_done(written: &Bytes) -> bool {
-    let read = written.clone();
-    let end = off_runtime(read.len(), move || end_of(&read)).await;
-    end.is_some_and(|(state, _)| state == "done")
 }
 
 /// This request published nothing. Whether the other gateway has published the job is unknown.

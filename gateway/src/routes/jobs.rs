@@ -139,7 +139,6 @@ async fn admitted(
         name: name.as_ref(),
         idempotency_key: idempotency_key.as_deref(),
         fingerprint: digest,
-        failed_runs_again: false,
     };
     if let Some(found) = same.find_earlier().await? {
         drop((inputs, params, room));

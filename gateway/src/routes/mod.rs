@@ -207,12 +207,20 @@ pub async fn wait(
         }
     };
     guard.armed = false;
-    match state {
+    answered(state, &entry.message_id)
+}
+
+/// What the end of a job is to the caller of a route that answers with the results.
+///
+/// # Errors
+/// The job failed, or was withdrawn.
+fn answered(end: State, message_id: &str) -> Result<Arc<vramq_producer::Answer>, Problem> {
+    match end {
         State::Done(answer) => Ok(answer),
         State::Failed(failure) => Err(failure.problem.clone()),
         _ => Err(Problem::new(StatusCode::CONFLICT, "withdrawn", "the job was withdrawn")
             .with_retry(Retry::No)
-            .of_job(&entry.message_id)),
+            .of_job(message_id)),
     }
 }
 

@@ -14,7 +14,7 @@ use vramq_producer::{Answer, Input, Job, Params};
 
 use super::found_job::{Claimed, FoundJob, RepeatedRequest};
 use super::idempotency::idempotency_key;
-use super::{Authenticated, wait};
+use super::{Authenticated, answered, wait};
 use crate::app::{App, Permits};
 use crate::body::{self, Parsed};
 use crate::body_memory::BodyRoom;
@@ -23,7 +23,7 @@ use crate::job_task::{Submission, start};
 use crate::jobs::Entry;
 use crate::jobs::claim::Claim;
 use crate::jobs::earlier::JobName;
-use crate::jobs::view::answer_of;
+use crate::jobs::view::state_of;
 use crate::keys::Caller;
 use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
@@ -125,7 +125,8 @@ impl Admitted {
         self.app.bodies.grow(&mut self.room, bytes, Instant::now())
     }
 
-    /// Publishes the inputs as one job, and waits for its results. The same request as before has the results of its first job.
+    /// Publishes the inputs as one job, and waits for its results. The same request as before has the results of its first job, or that job's
+    /// failure.
     ///
     /// # Errors
     /// The job cannot be published now, fails, or does not end in time.
@@ -146,7 +147,6 @@ impl Admitted {
             name: name.as_ref(),
             idempotency_key: self.idempotency_key.as_deref(),
             fingerprint,
-            failed_runs_again: true,
         };
         let claimed = match same.find_earlier().await? {
             Some(found) => Claimed::Found(found),
@@ -165,11 +165,12 @@ impl Admitted {
                 return Ok((entry, answer));
             }
             Claimed::Found(FoundJob::Stored(written)) => {
-                let answer = off_runtime(written.len(), move || answer_of(&written)).await;
-                if let (Some(answer), Some(JobName { id, message_id, .. })) = (answer, &name) {
+                let end = off_runtime(written.len(), move || state_of(&written, 0)).await;
+                if let (Some(end), Some(JobName { id, message_id, .. })) = (end, &name) {
+                    let answer = answered(end, message_id)?;
                     let (id, message_id, owner) = (id.clone(), message_id.clone(), self.caller.name.clone());
                     let entry = Entry::new(id, message_id, owner, model, inputs.len(), fingerprint);
-                    return Ok((Arc::new(entry), Arc::new(answer)));
+                    return Ok((Arc::new(entry), answer));
                 }
                 // The stored job cannot be read, so the job runs as without a store.
                 None

@@ -304,6 +304,45 @@ fn a_withdrawn_job_stays_withdrawn_when_its_stored_end_has_expired() {
     until("no job is left", || (setup.messages("vramq.jobs.echo") == Some(0)).then_some(()));
 }
 
+/// The end of an earlier run stays in the store if the job is asked for again while the store does not answer.
+#[test]
+fn the_end_of_an_earlier_run_hides_no_job_that_runs() {
+    let shared = Shared::new(2, &[]);
+    let (own, other) = (shared.gateway(0), shared.gateway(1));
+    shared.setup.workers[0].signal("STOP");
+    let ids = ["read", "followed", "again", "withdrawn", "left"];
+    for id in ids {
+        assert_eq!(put(own, id, &job(), "respond-async").0, 202);
+        let folder = shared.results.join("local");
+        let record = std::fs::read(folder.join(format!("{id}.open"))).unwrap();
+        let record: Value = serde_json::from_slice(&record).unwrap();
+        let digest = record["request_sha256"].as_array().unwrap().iter();
+        let digest: String = digest.map(|byte| format!("{:02x}", byte.as_u64().unwrap())).collect();
+        // A record that its gateway has left behind is of the run that has ended.
+        let before = u64::from(id != "left");
+        let end = json!({
+            "id": id, "object": "job", "message_id": record["message_id"], "model": ECHO, "state": "failed", "items": 2,
+            "items_done": 0, "created_at_ms": record["created_at_ms"].as_u64().unwrap() - before, "request_sha256": digest,
+            "error": {"code": "engine-failed", "message": "why"}, "outputs": [],
+        });
+        std::fs::write(folder.join(format!("{id}.json")), end.to_string()).unwrap();
+    }
+    assert_eq!(other.get("/v1/jobs/read").json()["state"], "queued");
+    assert_eq!(Events::of(other, "followed", None).next().unwrap().1, "queued");
+    assert_eq!(put(other, "again", &job(), "respond-async").0, 202);
+    assert_eq!(delete(other, "withdrawn"), "withdrawn");
+    assert_eq!(other.get("/v1/jobs/left").json()["state"], "failed");
+    shared.setup.workers[0].signal("CONT");
+    for gateway in [own, other] {
+        for id in ["read", "followed", "again"] {
+            assert_eq!(ended(gateway, id)["state"], "done", "{id}");
+        }
+        assert_eq!(ended(gateway, "withdrawn")["state"], "withdrawn");
+    }
+    shared.all_ended();
+    shared.each_ran_once(ids.len() as u64);
+}
+
 /// Otherwise the job could end, and its gateway remove the record, before the other gateway writes it again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_withdrawal_at_another_gateway_is_in_the_record_before_workers_hear_of_it() {

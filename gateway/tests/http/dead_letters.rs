@@ -145,6 +145,25 @@ fn dead_letters_are_grouped_explained_and_shown_to_operators_alone() {
     assert_eq!(operated.log().len(), 0);
 }
 
+/// A reader holds the letters until the broker has put them back. One of the gateways reads without the operators' lock.
+#[test]
+fn readers_at_the_same_moment_see_all_dead_letters() {
+    let operated = Operated::new();
+    let (gateway, key) = (&operated.setup.gateways[2], operated.keys["boss"].as_str());
+    let path = format!("/v1/dead-letters?model={ECHO}");
+    let look = || {
+        let answer = gateway.send("GET", &path, &[("authorization", key)], None);
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let shown = answer.json();
+        (shown["total"].clone(), shown["letters"].as_array().unwrap().len())
+    };
+    let seen: Vec<_> = std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..4).map(|_| scope.spawn(|| [(); 5].map(|()| look()))).collect();
+        readers.into_iter().flat_map(|reader| reader.join().unwrap()).collect()
+    });
+    assert!(seen.iter().all(|seen| *seen == (json!(3), 3)), "{seen:?}");
+}
+
 #[test]
 fn a_retry_puts_jobs_into_their_queue_after_the_plan_was_confirmed() {
     let mut operated = Operated::new();

@@ -57,3 +57,22 @@ fn a_folder_that_hangs_takes_no_threads_from_others() {
         drop((writer, waiting));
     }
 }
+
+/// Far fewer operations than make the whole folder hang.
+#[test]
+fn a_content_that_the_folder_does_not_open_is_an_answer_in_time() {
+    let mut setup = Setup::new();
+    let files = setup.folder.path().join("files");
+    setup.gateway(&set(&[format!("files.folder={}", files.display())]));
+    let gateway = &setup.gateways[0];
+    let file = upload(gateway, "", b"x").json();
+    let id = file["id"].as_str().unwrap();
+    // Who opens a pipe that nobody writes to waits.
+    let content = files.join("local").join(id);
+    std::fs::remove_file(&content).unwrap();
+    assert!(Command::new("mkfifo").arg(&content).status().unwrap().success());
+    let refused = gateway.get(&format!("/v1/files/{id}/content"));
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (503, &json!("store")), "{refused:?}");
+    assert_eq!(gateway.get(&format!("/v1/files/{id}")).json(), file);
+    assert_eq!(upload(gateway, "", b"y").status, 200);
+}

@@ -206,6 +206,34 @@ fn a_failed_job_says_why_and_is_not_to_be_sent_again() {
     until("the dead letters are there", || setup.messages("vramq.dead.echo").filter(|n| *n == 2));
 }
 
+/// Also on routes that answer with the results. Another key runs the job again.
+#[test]
+fn a_repeated_request_gets_the_failure_of_its_job_from_every_gateway() {
+    let (setup, _) = sharing_results();
+    // The model has no parameters.
+    let wrong = json!({"inputs": "x", "raw_scores": true});
+    let ask = |gateway: &Gateway, key: &str| {
+        let path = format!("/predict?model={ECHO}");
+        let answer = gateway.send("POST", &path, &[("idempotency-key", key)], Some(&wrong));
+        let [retry, job] =
+            ["x-should-retry", "x-vramq-job-id"].map(|name| answer.header(name).map(str::to_owned));
+        (answer.status, answer.json(), retry, job)
+    };
+    let failed = || {
+        let failed = setup.gateways.iter().map(|it| it.metric("vramq_gateway_jobs_ended_total", "failed"));
+        failed.sum::<f64>()
+    };
+    let first = ask(&setup.gateways[0], "k");
+    assert_eq!((first.0, first.2.as_deref()), (424, Some("false")), "{first:?}");
+    for gateway in &setup.gateways {
+        assert_eq!(ask(gateway, "k"), first, "{}", gateway.program.name);
+    }
+    assert_eq!(failed(), 1.0, "it ran again");
+    let other = ask(&setup.gateways[1], "another key");
+    assert_eq!((other.0, failed()), (424, 2.0), "{other:?}");
+    assert_ne!(other.3, first.3);
+}
+
 /// A job that has an id needs no idempotency key, and is not taken for another one because of it.
 #[test]
 fn a_put_is_the_job_of_its_id_whatever_its_idempotency_key_is() {
