@@ -14,7 +14,9 @@ use lapin::types::ShortString;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::timeout;
-use vramq_amqp::{ConfirmedPublisher, MatchBy, SLOWEST_FADES, Transfer, UnknownOutcome};
+use vramq_amqp::{
+    ConfirmTime, ConfirmedPublisher, MatchBy, OnItsWay, SLOWEST_FADES, Transfer, UnknownOutcome,
+};
 
 use super::aux_channel::AuxChannelState;
 use super::channel_shares::{ChannelShares, Permit};
@@ -133,6 +135,7 @@ impl FirstReplies {
         caller: String,
     ) -> Result<Option<MessageOutcome>, UnknownOutcome> {
         let Some(channel) = self.channel(caller).await? else { return Ok(None) };
+        let gives_up = || !self.shared.is_one_given_up.swap(true, Ordering::Relaxed);
         let is_queue_silent = tokio::select! {
             outcome = publish_on(&channel.publisher, message) => {
                 let outcome = outcome?;
@@ -142,7 +145,7 @@ impl FirstReplies {
                 queue.took_alone(outcome, Instant::now());
                 return Ok(Some(outcome));
             }
-            overdue = self.shared.overdue(&channel.publisher) => match overdue {
+            overdue = self.shared.overdue(&channel.publisher, gives_up) => match overdue {
                 Overdue::QueueIsSilent => true,
                 Overdue::GivenUp => false,
                 Overdue::BrokerIsSilent(time) => return Err(UnknownOutcome::Silent(time)),
@@ -172,13 +175,17 @@ impl FirstReplies {
         Ok(publisher.map(|publisher| MessageChannel { shared, publisher, permit: Some(permit) }))
     }
 
-    async fn open(&self) -> lapin::Result<Option<ConfirmedPublisher>> {
+    async fn open(&self) -> Result<Option<ConfirmedPublisher>, UnknownOutcome> {
         let opened = async {
             let channel = self.shared.connection.create_channel().await?;
             channel.confirm_select(ConfirmSelectOptions::default()).await?;
             Ok::<_, lapin::Error>(channel)
         };
-        let channel = match opened.await {
+        let opened = tokio::select! {
+            opened = opened => opened,
+            time = self.shared.not_opened() => return Err(UnknownOutcome::NoChannel(time)),
+        };
+        let channel = match opened {
             Ok(channel) => channel,
             // lapin refused to open the channel, so the connection is not affected.
             Err(error) if matches!(error.kind(), lapin::ErrorKind::ChannelsLimitReached) => return Ok(None),
@@ -186,7 +193,7 @@ impl FirstReplies {
                 if is_channel_too_many(&error) {
                     self.shared.aux_state.refuse_first_replies(&error);
                 }
-                return Err(error);
+                return Err(error.into());
             }
         };
         // `Shared::overdue` sets its deadline.
@@ -274,16 +281,33 @@ impl Shared {
         *self.seconds.borrow()
     }
 
-    /// Waits as long as the confirm of a channel's only message may take, without the time in which the broker blocks publishers.
-    async fn overdue(&self, publisher: &ConfirmedPublisher) -> Overdue {
+    /// Waits as long as the confirm of a channel's only message may take, without the time in which the broker blocks publishers. `gives_up`:
+    /// whether to give the message up while the broker confirms nothing.
+    async fn overdue(&self, publisher: &ConfirmedPublisher, gives_up: impl Fn() -> bool) -> Overdue {
+        self.each_second(|deadline, second| deadline.look(second, publisher.on_its_way(), &gives_up)).await
+    }
+
+    /// Waits as long as the broker may take to open a channel, without the time in which it blocks publishers. If it lost a frame, no answer
+    /// comes.
+    async fn not_opened(&self) -> ConfirmTime {
+        let before = self.transfer.published();
+        self.each_second(|deadline, second| {
+            let (up_to_last_bytes, all_bytes) = (self.transfer.unread(before), self.transfer.all_unread());
+            let on_its_way = OnItsWay { up_to_last_bytes, all_bytes, is_last_passed: false };
+            deadline.look_at_broker(second, on_its_way)
+        })
+        .await
+    }
+
+    /// Looks at a deadline, which begins now, each second until there is a result.
+    async fn each_second<T>(&self, mut look: impl FnMut(&mut FirstReplyDeadline, u32) -> Option<T>) -> T {
         let mut seconds = self.seconds.subscribe();
         let mut deadline = FirstReplyDeadline::new(self.confirm_s, *seconds.borrow_and_update());
         // An `Err` only without a sender; `self` holds one.
         while seconds.changed().await.is_ok() {
             let second = *seconds.borrow_and_update();
-            let gives_up = || !self.is_one_given_up.swap(true, Ordering::Relaxed);
-            if let Some(overdue) = deadline.look(second, publisher.on_its_way(), gives_up) {
-                return overdue;
+            if let Some(result) = look(&mut deadline, second) {
+                return result;
             }
         }
         std::future::pending().await
