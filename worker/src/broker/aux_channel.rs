@@ -60,7 +60,8 @@ impl AuxChannelState {
             %error,
             minutes = REFUSED_FOR.as_secs() / 60,
             "the broker allows this user no further channels: first replies to queues share the channel of all replies, where a queue \
-             without its majority holds up the others. The worker tries again after some minutes. Raise max-channels of the user"
+             without its majority holds up the others, and progress is dropped. The worker tries again after some minutes. Raise \
+             max-channels of the user"
         );
     }
 

@@ -202,10 +202,10 @@ impl EventLoop {
         }
         self.context.board.no_session();
         let mut unconfirmed = 0;
-        if let Some(LiveSession { session, control_plane, publishing, .. }) = self.session.take() {
+        if let Some(LiveSession { session, control_plane, publishing, progress, .. }) = self.session.take() {
             // These confirms are not waited for. Their jobs are redelivered, and replies may then come twice.
             unconfirmed = publishing.len();
-            drop(publishing);
+            drop((publishing, progress));
             if *end == SessionEnd::Drained {
                 session.flush().await;
             }
