@@ -34,6 +34,9 @@ pub enum UnknownOutcome {
     Silent(ConfirmTime),
     #[error("{0} messages wait for confirms of silent queues, as many as a session allows")]
     SilentQueues(usize),
+    /// The message was not sent.
+    #[error("the broker did not open a channel for a message within {0}")]
+    NoChannel(ConfirmTime),
 }
 
 /// A publish that waits for its confirm.

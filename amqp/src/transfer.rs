@@ -42,7 +42,7 @@ impl Transfer {
     }
 
     /// Where the last message ends.
-    pub(crate) fn published(&self) -> u64 {
+    pub fn published(&self) -> u64 {
         self.counts.published.load(Ordering::Relaxed)
     }
 

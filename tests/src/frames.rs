@@ -58,9 +58,11 @@ const METHOD: u8 = 1;
 /// `connection.close`: its class and its method.
 const CLOSE_CONNECTION: [u8; 4] = [0, 10, 0, 50];
 
-/// A request about a queue, which the broker answers.
+/// A request that the broker answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
+    /// `channel.open`
+    OpenChannel,
     /// `queue.declare`, also a passive one, by which a program counts a queue's messages.
     DeclareQueue,
     /// `queue.delete`
@@ -73,6 +75,7 @@ impl Request {
     /// Its class and its method.
     const fn method(self) -> [u8; 4] {
         match self {
+            Self::OpenChannel => [0, 20, 0, 10],
             Self::DeclareQueue => [0, 50, 0, 10],
             Self::DeleteQueue => [0, 50, 0, 40],
             Self::Get => [0, 60, 0, 70],

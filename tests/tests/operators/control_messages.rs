@@ -58,6 +58,8 @@ async fn a_pause_stops_deliveries_and_outlives_a_session(env: &mut TestEnv) -> R
     // The same operator resumes it in the next session.
     let again = operator.ask(&worker, &Command::Pause).await?;
     ensure!(again.state == WorkerState::Paused, "{again:?}");
+    worker.log.wait_for("connected, but not consuming").await?;
+    worker.log.counts("\"consuming\"", 1).await?;
     ensure!(env.client.ready(&jobs_queue(MODEL)).await? as usize == JOBS && consumers(env).await? == 0);
 
     let answer = operator.ask(&worker, &Command::Resume).await?;

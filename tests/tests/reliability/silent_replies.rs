@@ -7,15 +7,17 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use vramq_schemas::Reason;
 use vramq_schemas::topology::{DELAYS_MS, dead_queue, delay_queue, jobs_queue};
+use vramq_schemas::{Input, Job, Params, Reason, ReplyKind, codec};
 use vramq_testkit::not_run::not_run;
 use vramq_tests::answers::answered_once;
 use vramq_tests::caller::Caller;
+use vramq_tests::client::Received;
 use vramq_tests::flow::Flow;
 use vramq_tests::job::Message;
 use vramq_tests::metrics::{Figures, figures};
 use vramq_tests::node::Node;
+use vramq_tests::operator::Operator;
 use vramq_tests::reply_counter::ReplyCounter;
 use vramq_tests::setup::{Queue, full};
 use vramq_tests::test_env::{MODEL, TestEnv};
@@ -79,6 +81,16 @@ mod many_silent_queues_hold_up_no_other_caller {
         Classic,
         Json,
         many_silent_queues_hold_up_no_other_caller,
+    );
+}
+
+mod progress_for_a_silent_queue_holds_up_no_other_caller {
+    vramq_tests::test_over!(
+        run_on_own_node,
+        own_node_cluster,
+        Quorum,
+        Json,
+        progress_for_a_silent_queue_holds_up_no_other_caller,
     );
 }
 
@@ -246,6 +258,51 @@ async fn a_first_reply_that_is_not_confirmed_holds_up_no_other_caller(
     ensure!(now.sum("vramq_sessions_opened_total") == 1, "{}", worker.log.text());
     ensure!(now.sum("vramq_jobs_dead_lettered_total") == 1, "{}", worker.log.text());
     ensure!(items(&now) == 2 + NEIGHBOURS.len() * OTHERS, "a job was computed twice");
+    silence.end(env).await?;
+    worker.drain().await?;
+    env.vhost.delete_queue(SILENT).await
+}
+
+/// The same job, which asks for progress.
+fn asking(env: &TestEnv, job: Message) -> Result<Message> {
+    let mut params = Params::default();
+    params.ask_for_progress();
+    let job_body = Job { model: MODEL.to_owned(), inputs: vec![Input::Text("x".to_owned())], params };
+    Ok(job.with_body(codec::encode(&job_body, env.setup.encoding)?))
+}
+
+/// The first message to the silent queue is progress. Heartbeats go on, and a new caller gets its progress and its replies.
+async fn progress_for_a_silent_queue_holds_up_no_other_caller(env: &mut TestEnv, node: &Node) -> Result<()> {
+    if loses_its_metadata(env).await? {
+        return Ok(());
+    }
+    let mut operator = Operator::new(env).await?;
+    let Beside { owner, neighbour, worker } = Beside::begin(env).await?;
+    let silence = Silence::declare(env, node, &[SILENT.to_owned()]).await?;
+    silence.begin(env).await?;
+    owner.publish(asking(env, for_queue(&owner, "first", SILENT)?)?).await?;
+    figures(&worker, "the pass of the silent queue's job", |figures| items(figures) == 1).await?;
+
+    let mut replies = neighbour.mailbox().await?;
+    for at in 0..OTHERS {
+        let id = at.to_string();
+        neighbour.publish(asking(env, neighbour.job(&id, ["x"])?)?).await?;
+        let both = replies.take(2).await.with_context(|| worker.log.text())?;
+        let kinds = both.iter().map(Received::kind).collect::<Result<Vec<_>>>()?;
+        let is_right = kinds.contains(&ReplyKind::Progress) && kinds.contains(&ReplyKind::Done);
+        ensure!(is_right && both.iter().all(|reply| reply.id() == id), "{id}: {kinds:?}");
+    }
+    operator.heartbeat(|heartbeat| heartbeat.models[0].counters.answered == OTHERS as u64).await?;
+    let dead = Figures::of(&worker).await?.sum("vramq_jobs_dead_lettered_total");
+    ensure!(dead == 0, "the others were served only after the silent queue's job had ended");
+
+    first_is_dead_lettered(env).await?;
+    let now = figures(&worker, "the end of all jobs", |figures| {
+        figures.sum("vramq_jobs_dead_lettered_total") == 1 && figures.sum("vramq_jobs_in_hand") == 0
+    });
+    let now = now.await?;
+    ensure!(now.sum("vramq_sessions_opened_total") == 1, "{}", worker.log.text());
+    ensure!(items(&now) == 1 + OTHERS, "a job was computed twice");
     silence.end(env).await?;
     worker.drain().await?;
     env.vhost.delete_queue(SILENT).await

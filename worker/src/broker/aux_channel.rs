@@ -60,7 +60,8 @@ impl AuxChannelState {
             %error,
             minutes = REFUSED_FOR.as_secs() / 60,
             "the broker allows this user no further channels: first replies to queues share the channel of all replies, where a queue \
-             without its majority holds up the others. The worker tries again after some minutes. Raise max-channels of the user"
+             without its majority holds up the others, and progress is dropped. The worker tries again after some minutes. Raise \
+             max-channels of the user"
         );
     }
 
@@ -78,6 +79,27 @@ fn is_recent(refused: &Mutex<Option<Instant>>) -> bool {
     at.is_some_and(|at| at.elapsed() < REFUSED_FOR)
 }
 
+/// The waits before a broken channel is opened again.
+#[derive(Debug)]
+struct ReopenWaits(Backoff);
+
+impl Default for ReopenWaits {
+    fn default() -> Self {
+        Self(Backoff::between(REOPEN_MIN, REOPEN_MAX))
+    }
+}
+
+impl ReopenWaits {
+    /// The wait after a channel that stood for so long. One that worked for longer than [`REOPEN_MAX`] did not break for the reason of those
+    /// before it, so the waits begin again.
+    fn next_wait(&mut self, stood: Duration) -> Duration {
+        if stood > REOPEN_MAX {
+            *self = Self::default();
+        }
+        self.0.next_wait()
+    }
+}
+
 /// A channel that is opened again when it breaks.
 #[derive(Clone, Debug)]
 pub struct AuxChannel {
@@ -93,8 +115,9 @@ pub struct AuxChannel {
 impl AuxChannel {
     /// Runs `work` on a channel, and again on a new channel if that breaks. Ends when `work` returns or the connection is closed.
     pub async fn run(mut self, what: &'static str, mut work: impl AsyncFnMut(&Channel) -> lapin::Result<()>) {
-        let mut waits = Backoff::between(REOPEN_MIN, REOPEN_MAX);
+        let mut waits = ReopenWaits::default();
         loop {
+            let since = Instant::now();
             let error = match self.on_a_channel(&mut work).await {
                 Ok(()) => return,
                 Err(error) => error,
@@ -110,7 +133,7 @@ impl AuxChannel {
                     "{what} are unavailable; jobs are not affected; reopening the channel"
                 );
             }
-            tokio::time::sleep(waits.next_wait()).await;
+            tokio::time::sleep(waits.next_wait(since.elapsed())).await;
         }
     }
 
@@ -143,5 +166,22 @@ impl AuxChannel {
     pub async fn exchange(&self, channel: &Channel, name: &str, kind: ExchangeKind) -> lapin::Result<()> {
         let options = ExchangeDeclareOptions { durable: true, passive: !self.declare, ..Default::default() };
         channel.exchange_declare(name.into(), kind, options, FieldTable::default()).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Waits differ randomly by up to a half.
+    #[test]
+    fn a_channel_that_worked_for_a_while_is_opened_again_soon() {
+        let mut waits = ReopenWaits::default();
+        for _ in 0..10 {
+            waits.next_wait(Duration::ZERO);
+        }
+        assert!(waits.next_wait(REOPEN_MAX) >= REOPEN_MAX / 2);
+        assert!(waits.next_wait(REOPEN_MAX + REOPEN_MIN) <= REOPEN_MIN * 3 / 2);
+        assert!(waits.next_wait(Duration::ZERO) <= REOPEN_MIN * 3);
     }
 }

@@ -1,5 +1,5 @@
-//! The control plane: heartbeats with progress, withdrawals, commands and their answers, and the look for deleted exchanges and queues,
-//! each handled by a task of its own for one session.
+//! The control plane: heartbeats, withdrawals, commands and their answers, and the look for deleted exchanges and queues, each handled by a
+//! task of its own for one session.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,6 @@ use vramq_core::event::Withdrawn;
 
 use super::aux_channel::AuxChannel;
 use super::commands::{self, CommandRequest};
-use super::message::Message;
 use super::session::AuxParts;
 use super::topology_watch::TopologyWatch;
 use super::{heartbeats, withdrawals};
@@ -21,9 +20,6 @@ use crate::publishers::PublisherRules;
 
 /// How long the last answers and the last heartbeat may take. Nothing depends on them.
 const SHUTDOWN_MAX: Duration = Duration::from_millis(500);
-
-/// The most `progress` replies that wait for their channel. If the broker is too slow for more, the newest are dropped.
-const PROGRESS_WAITING_MAX: usize = 64;
 
 /// A request from an operator or a caller.
 #[derive(Debug)]
@@ -39,7 +35,6 @@ pub enum ControlRequest {
 pub struct ControlPlane {
     commands: mpsc::Receiver<CommandRequest>,
     withdrawals: mpsc::Receiver<Withdrawn>,
-    progress: mpsc::Sender<Message>,
     over: watch::Sender<bool>,
     tasks: JoinSet<()>,
 }
@@ -54,12 +49,10 @@ impl ControlPlane {
     ) -> Self {
         let (sender, received) = commands::channel();
         let (withdrawn, withdrawals) = withdrawals::channel();
-        let (progress, to_publish) = mpsc::channel(PROGRESS_WAITING_MAX);
         let (over, is_over) = watch::channel(false);
         let mut tasks = JoinSet::new();
         if let Some(channels) = channels {
-            let heartbeats = channels.heartbeats;
-            tasks.spawn(heartbeats::send(heartbeats, Arc::clone(&reporter), to_publish, is_over.clone()));
+            tasks.spawn(heartbeats::send(channels.heartbeats, Arc::clone(&reporter), is_over.clone()));
             let (declared, declared_again) = watch::channel(());
             let topology = TopologyWatch::new(channels.topology, broker, models);
             tasks.spawn(topology.run(declared, is_over.clone()));
@@ -79,14 +72,7 @@ impl ControlPlane {
                 ));
             }
         }
-        Self { commands: received, withdrawals, progress, over, tasks }
-    }
-
-    /// Queues a `progress` reply for publishing, unless too many wait.
-    pub fn publish_progress(&self, message: Message) {
-        if self.progress.try_send(message).is_err() {
-            tracing::debug!("dropped a progress reply: too many of them wait, or they have no channel");
-        }
+        Self { commands: received, withdrawals, over, tasks }
     }
 
     /// The next command or withdrawal. Cancel-safe.

@@ -3,6 +3,8 @@
 //! The first message to a quorum queue without its majority blocks its channel: see [`reply_queues`](super::reply_queues). On a separate
 //! channel it blocks no other reply. If its confirm does not come in time although the broker confirms other messages, its channel is
 //! closed, and only that reply is given up.
+//!
+//! All `progress` takes these channels, as long as enough of them are left for replies. It never holds up a reply.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +16,9 @@ use lapin::types::ShortString;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::timeout;
-use vramq_amqp::{ConfirmedPublisher, MatchBy, SLOWEST_FADES, Transfer, UnknownOutcome};
+use vramq_amqp::{
+    ConfirmTime, ConfirmedPublisher, MatchBy, OnItsWay, SLOWEST_FADES, Transfer, UnknownOutcome,
+};
 
 use super::aux_channel::AuxChannelState;
 use super::channel_shares::{ChannelShares, Permit};
@@ -24,7 +28,8 @@ use super::opening::is_channel_too_many;
 use super::publisher::{MessageOutcome, publish_on};
 use super::reply_queues::{ReplyQueue, ReplyQueues};
 
-/// How long the broker may take to close a channel before another one is opened in addition: longer than RabbitMQ's 65 s.
+/// How long the broker may take to close a channel before another one is opened in addition: longer than RabbitMQ's 65 s. So long a queue
+/// gets no progress after it did not confirm one, so that its progress has one channel at a time.
 const CLOSE_MAX: Duration = Duration::from_secs(90);
 
 /// The most channels that stay open however long they have no message. A worker whose queues all confirm needs a few at a time.
@@ -132,17 +137,17 @@ impl FirstReplies {
         message: &Message,
         caller: String,
     ) -> Result<Option<MessageOutcome>, UnknownOutcome> {
-        let Some(channel) = self.channel(caller).await? else { return Ok(None) };
+        let permit = self.shared.shares.permit(&caller).await;
+        let Some(channel) = self.channel(permit).await? else { return Ok(None) };
+        let gives_up = || !self.shared.is_one_given_up.swap(true, Ordering::Relaxed);
         let is_queue_silent = tokio::select! {
             outcome = publish_on(&channel.publisher, message) => {
                 let outcome = outcome?;
-                self.broker_answers();
-                self.shared.channels().confirmed();
-                channel.put_back();
+                self.answered(channel);
                 queue.took_alone(outcome, Instant::now());
                 return Ok(Some(outcome));
             }
-            overdue = self.shared.overdue(&channel.publisher) => match overdue {
+            overdue = self.shared.overdue(&channel.publisher, gives_up) => match overdue {
                 Overdue::QueueIsSilent => true,
                 Overdue::GivenUp => false,
                 Overdue::BrokerIsSilent(time) => return Err(UnknownOutcome::Silent(time)),
@@ -155,14 +160,46 @@ impl FirstReplies {
         Ok(Some(MessageOutcome::NoConfirm))
     }
 
+    /// Publishes a caller's `progress`, unless it would have to wait for more than the progress before it to the same queue. Nobody learns what
+    /// became of it: a queue that does not confirm it, or an error, shows in the replies.
+    pub(super) async fn publish_progress(&self, message: &Message, caller: &str) {
+        // Messages would pile up here.
+        if self.shared.is_blocked() {
+            return;
+        }
+        let queue = self.queue(&message.routing_key);
+        let Some(turn) = queue.progress.next().await else { return };
+        let Some(permit) = self.shared.shares.spare(caller) else { return };
+        let Ok(Some(channel)) = self.channel(permit).await else { return };
+        let published = async {
+            let unconfirmed = channel.publisher.send(message.to_send()).await?;
+            channel.publisher.outcome(unconfirmed).await
+        };
+        tokio::select! {
+            outcome = published => {
+                if outcome.is_ok() {
+                    self.answered(channel);
+                }
+            }
+            // No dead letter would show whether the broker answers. So it is given up, and no reply has to wait for that.
+            _ = self.shared.overdue(&channel.publisher, || true) => turn.rest(CLOSE_MAX),
+        }
+    }
+
+    /// The only message of a channel has its outcome.
+    fn answered(&self, channel: MessageChannel) {
+        self.broker_answers();
+        self.shared.channels().confirmed();
+        channel.put_back();
+    }
+
     /// The broker has answered a message on any channel.
     pub(super) fn broker_answers(&self) {
         self.shared.is_one_given_up.store(false, Ordering::Relaxed);
     }
 
-    /// Waits until a caller may have a channel; `None` if the connection allows no more.
-    async fn channel(&self, caller: String) -> Result<Option<MessageChannel>, UnknownOutcome> {
-        let permit = self.shared.shares.permit(&caller).await;
+    /// A channel without messages; `None` if the connection allows no more.
+    async fn channel(&self, permit: Permit) -> Result<Option<MessageChannel>, UnknownOutcome> {
         let idle = self.shared.channels().idle.pop();
         let publisher = match idle {
             Some((publisher, _)) => Some(publisher),
@@ -172,13 +209,17 @@ impl FirstReplies {
         Ok(publisher.map(|publisher| MessageChannel { shared, publisher, permit: Some(permit) }))
     }
 
-    async fn open(&self) -> lapin::Result<Option<ConfirmedPublisher>> {
+    async fn open(&self) -> Result<Option<ConfirmedPublisher>, UnknownOutcome> {
         let opened = async {
             let channel = self.shared.connection.create_channel().await?;
             channel.confirm_select(ConfirmSelectOptions::default()).await?;
             Ok::<_, lapin::Error>(channel)
         };
-        let channel = match opened.await {
+        let opened = tokio::select! {
+            opened = opened => opened,
+            time = self.shared.not_opened() => return Err(UnknownOutcome::NoChannel(time)),
+        };
+        let channel = match opened {
             Ok(channel) => channel,
             // lapin refused to open the channel, so the connection is not affected.
             Err(error) if matches!(error.kind(), lapin::ErrorKind::ChannelsLimitReached) => return Ok(None),
@@ -186,7 +227,7 @@ impl FirstReplies {
                 if is_channel_too_many(&error) {
                     self.shared.aux_state.refuse_first_replies(&error);
                 }
-                return Err(error);
+                return Err(error.into());
             }
         };
         // `Shared::overdue` sets its deadline.
@@ -274,16 +315,33 @@ impl Shared {
         *self.seconds.borrow()
     }
 
-    /// Waits as long as the confirm of a channel's only message may take, without the time in which the broker blocks publishers.
-    async fn overdue(&self, publisher: &ConfirmedPublisher) -> Overdue {
+    /// Waits as long as the confirm of a channel's only message may take, without the time in which the broker blocks publishers. `gives_up`:
+    /// whether to give the message up while the broker confirms nothing.
+    async fn overdue(&self, publisher: &ConfirmedPublisher, gives_up: impl Fn() -> bool) -> Overdue {
+        self.each_second(|deadline, second| deadline.look(second, publisher.on_its_way(), &gives_up)).await
+    }
+
+    /// Waits as long as the broker may take to open a channel, without the time in which it blocks publishers. If it lost a frame, no answer
+    /// comes.
+    async fn not_opened(&self) -> ConfirmTime {
+        let before = self.transfer.published();
+        self.each_second(|deadline, second| {
+            let (up_to_last_bytes, all_bytes) = (self.transfer.unread(before), self.transfer.all_unread());
+            let on_its_way = OnItsWay { up_to_last_bytes, all_bytes, is_last_passed: false };
+            deadline.look_at_broker(second, on_its_way)
+        })
+        .await
+    }
+
+    /// Looks at a deadline, which begins now, each second until there is a result.
+    async fn each_second<T>(&self, mut look: impl FnMut(&mut FirstReplyDeadline, u32) -> Option<T>) -> T {
         let mut seconds = self.seconds.subscribe();
         let mut deadline = FirstReplyDeadline::new(self.confirm_s, *seconds.borrow_and_update());
         // An `Err` only without a sender; `self` holds one.
         while seconds.changed().await.is_ok() {
             let second = *seconds.borrow_and_update();
-            let gives_up = || !self.is_one_given_up.swap(true, Ordering::Relaxed);
-            if let Some(overdue) = deadline.look(second, publisher.on_its_way(), gives_up) {
-                return overdue;
+            if let Some(result) = look(&mut deadline, second) {
+                return result;
             }
         }
         std::future::pending().await

@@ -1,4 +1,4 @@
-//! Decides when the wait for the confirm of a first reply ends. Pure.
+//! Decides when the wait for the confirm of a first reply ends, and the wait for its channel. Pure.
 
 use vramq_amqp::{ConfirmTime, OnItsWay};
 
@@ -39,18 +39,11 @@ impl FirstReplyDeadline {
         on_its_way: OnItsWay,
         gives_up: impl FnOnce() -> bool,
     ) -> Option<Overdue> {
-        let OnItsWay { up_to_last_bytes: unread, all_bytes: all, is_last_passed } = on_its_way;
-        if unread < self.unread {
-            // The broker reads what was published before this reply, on other channels.
-            (self.since, self.was_passed) = (second, false);
-        }
-        self.unread = unread;
-        let time = ConfirmTime::new(self.confirm_s, unread);
-        let waited = second.saturating_sub(self.since);
+        let (waited, time) = self.waited(second, on_its_way);
         if waited <= time.seconds() {
             return None;
         }
-        if is_last_passed {
+        if on_its_way.is_last_passed {
             // After the broker was silent, its confirms arrive together. Allow the own one a moment.
             let had_a_moment = std::mem::replace(&mut self.was_passed, true);
             return had_a_moment.then_some(Overdue::QueueIsSilent);
@@ -58,9 +51,28 @@ impl FirstReplyDeadline {
         if gives_up() {
             return Some(Overdue::GivenUp);
         }
+        self.look_at_broker(second, on_its_way).map(Overdue::BrokerIsSilent)
+    }
+
+    /// A second has passed. `Some` after twice the time: the broker does not answer. Used alone for a request, whose answer depends on no queue.
+    /// `up_to_last_bytes` is then what was published before the request.
+    pub(super) fn look_at_broker(&mut self, second: u32, on_its_way: OnItsWay) -> Option<ConfirmTime> {
+        let (waited, time) = self.waited(second, on_its_way);
         // What was published after this reply may be large, and nothing behind it can be confirmed.
-        let twice = time.and(ConfirmTime::new(self.confirm_s, all.saturating_sub(unread)));
-        (waited > twice.seconds()).then_some(Overdue::BrokerIsSilent(twice))
+        let behind = on_its_way.all_bytes.saturating_sub(on_its_way.up_to_last_bytes);
+        let twice = time.and(ConfirmTime::new(self.confirm_s, behind));
+        (waited > twice.seconds()).then_some(twice)
+    }
+
+    /// How many seconds the broker has had, and how many it has.
+    fn waited(&mut self, second: u32, on_its_way: OnItsWay) -> (u32, ConfirmTime) {
+        let unread = on_its_way.up_to_last_bytes;
+        if unread < self.unread {
+            // The broker reads what was published before this reply, on other channels.
+            (self.since, self.was_passed) = (second, false);
+        }
+        self.unread = unread;
+        (second.saturating_sub(self.since), ConfirmTime::new(self.confirm_s, unread))
     }
 }
 
@@ -134,6 +146,16 @@ mod tests {
         let twice = ConfirmTime { confirm_s: 2 * CONFIRM_S, transfer_s: LARGE_S };
         let after = 2 * CONFIRM_S + LARGE_S + 1;
         assert_eq!(end(&mut deadline, 0, on_its_way, false), (after, Overdue::BrokerIsSilent(twice)));
+    }
+
+    /// The frame that asks for a channel was lost. The broker reads what was published before it, and goes on to confirm the others.
+    #[test]
+    fn a_channel_that_is_not_opened_is_not_awaited_for_ever() {
+        let mut deadline = FirstReplyDeadline::new(CONFIRM_S, 0);
+        assert_eq!(deadline.look_at_broker(1, unread(LARGE)), None);
+        let silent = (2..1000).find_map(|second| Some((second, deadline.look_at_broker(second, unread(0))?)));
+        let twice = ConfirmTime { confirm_s: 2 * CONFIRM_S, transfer_s: 0 };
+        assert_eq!(silent, Some((2 + 2 * CONFIRM_S + 1, twice)));
     }
 
     /// The broker confirmed messages before this reply, then nothing: that says nothing about the reply's queue.

@@ -1,38 +1,31 @@
-//! Publishes transient, unconfirmed messages on a separate channel: heartbeats, and `progress` replies.
+//! Publishes heartbeats: transient, unconfirmed messages on a separate channel. Nothing else uses it, because a queue that confirms nothing
+//! would hold them up.
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use lapin::options::BasicPublishOptions;
 use lapin::{BasicProperties, Channel, ExchangeKind};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use vramq_schemas::status::Heartbeat;
 use vramq_schemas::topology::STATUS_EXCHANGE;
 
 use super::aux_channel::{AuxChannel, is_over};
-use super::direct_replies::DirectReplies;
-use super::message::{Message, TRANSIENT};
+use super::message::TRANSIENT;
 use crate::observability::status_board::Status;
 use crate::observability::status_reporter::StatusReporter;
 
 /// Changes of the worker's state are published at once, but at most this often.
 const INTERVAL_MIN: Duration = Duration::from_millis(200);
 
-/// Publishes heartbeats and `progress` until the session is over, then the last heartbeat.
-pub async fn send(
-    aux: AuxChannel,
-    reporter: Arc<StatusReporter>,
-    mut progress: mpsc::Receiver<Message>,
-    over: watch::Receiver<bool>,
-) {
+/// Publishes heartbeats until the session is over, then the last one.
+pub async fn send(aux: AuxChannel, reporter: Arc<StatusReporter>, over: watch::Receiver<bool>) {
     let changes = reporter.board.follow();
     let declaring = aux.clone();
     aux.run("heartbeats", async move |channel| {
         declaring.exchange(channel, STATUS_EXCHANGE, ExchangeKind::Fanout).await?;
-        let direct_replies = &declaring.direct_replies;
-        let beat = Beat { channel, direct_replies, reporter: &reporter };
-        beat.run(changes.clone(), &mut progress, over.clone()).await
+        let beat = Beat { channel, reporter: &reporter };
+        beat.run(changes.clone(), over.clone()).await
     })
     .await;
 }
@@ -40,7 +33,6 @@ pub async fn send(
 /// Publishes on one channel.
 struct Beat<'a> {
     channel: &'a Channel,
-    direct_replies: &'a DirectReplies,
     reporter: &'a StatusReporter,
 }
 
@@ -48,7 +40,6 @@ impl Beat<'_> {
     async fn run(
         &self,
         mut changes: watch::Receiver<Status>,
-        progress: &mut mpsc::Receiver<Message>,
         mut over: watch::Receiver<bool>,
     ) -> lapin::Result<()> {
         let reporter = self.reporter;
@@ -57,18 +48,11 @@ impl Beat<'_> {
             if !self.is_blocked() {
                 publish(self.channel, reporter, &reporter.heartbeat()).await?;
             }
-            let mut next = pin!(tokio::time::sleep(reporter.interval));
-            loop {
-                tokio::select! {
-                    () = &mut next => break,
-                    _ = changes.changed() => {
-                        tokio::time::sleep(INTERVAL_MIN).await;
-                        break;
-                    }
-                    Some(message) = progress.recv() => self.progress(message).await?,
-                    () = is_over(&mut over) => {
-                        return publish(self.channel, reporter, &reporter.last_heartbeat()).await;
-                    }
+            tokio::select! {
+                () = tokio::time::sleep(reporter.interval) => {}
+                _ = changes.changed() => tokio::time::sleep(INTERVAL_MIN).await,
+                () = is_over(&mut over) => {
+                    return publish(self.channel, reporter, &reporter.last_heartbeat()).await;
                 }
             }
         }
@@ -77,22 +61,6 @@ impl Beat<'_> {
     /// While the broker blocks publishes, heartbeats would pile up here.
     fn is_blocked(&self) -> bool {
         self.reporter.meters.worker.blocked.get() != 0
-    }
-
-    async fn progress(&self, message: Message) -> lapin::Result<()> {
-        if message.is_direct_reply() {
-            if !self.direct_replies.try_publish(message) {
-                tracing::debug!("dropped a progress reply: too many direct replies wait");
-            }
-            return Ok(());
-        }
-        if self.is_blocked() {
-            return Ok(());
-        }
-        let Message { exchange, routing_key, properties, headers, body } = message;
-        let (options, properties) = (BasicPublishOptions::default(), properties.with_headers(headers));
-        // Without a confirm. If no queue is bound, nobody needs the message.
-        self.channel.basic_publish(exchange, routing_key, options, &body, properties).await.map(drop)
     }
 }
 

@@ -45,8 +45,8 @@ impl From<PublishOutcome> for MessageOutcome {
 
 /// The session's publisher. Clones share its channels.
 ///
-/// All messages except direct replies share one channel. A reply uses that channel only if its queue is proven; another queue could block
-/// it.
+/// All messages except direct replies and `progress` share one channel. A reply uses that channel only if its queue is proven; another queue
+/// could block it.
 #[derive(Clone, Debug)]
 pub struct Publisher {
     shared: ConfirmedPublisher,
@@ -120,6 +120,22 @@ impl Publisher {
         let outcome = self.publish_shared(message).await?;
         queue.took(outcome, Instant::now());
         Ok(outcome)
+    }
+
+    /// Publishes a `progress` reply, which may be lost. It holds up no reply, and no progress for another queue: where a reply would wait for a
+    /// queue that confirms nothing, progress is dropped.
+    pub async fn publish_progress(&self, message: Message, caller: Option<String>) {
+        if message.is_direct_reply() {
+            if !self.direct_replies.try_publish(message) {
+                tracing::debug!("dropped a progress reply: too many direct replies wait");
+            }
+            return;
+        }
+        // A queue could hold up all that is published on the shared channel.
+        let Some(first_replies) = &self.first_replies else { return };
+        if message.body.len() <= self.body_max {
+            first_replies.publish_progress(&message, &caller.unwrap_or_default()).await;
+        }
     }
 
     async fn publish_shared(&self, message: &Message) -> Result<MessageOutcome, UnknownOutcome> {

@@ -75,6 +75,8 @@ pub(crate) struct LiveSession {
     taking: Pending<(ModelIndex, Quarantined)>,
     /// Must contain every publish about a job: `ConfirmedPublisher` explains why.
     pub(crate) publishing: Pending<(JobKey, Result<Sent, UnknownOutcome>)>,
+    /// Progress on its way, each on a channel that has no other message. Nothing waits for it.
+    pub(crate) progress: Pending<()>,
     pub(crate) acking: Pending<(ChannelId, Vec<bool>)>,
     pub(crate) nacking: Pending<(JobKey, bool)>,
     tick: Interval,
@@ -104,6 +106,7 @@ impl LiveSession {
             looking: FuturesUnordered::new(),
             taking: FuturesUnordered::new(),
             publishing: FuturesUnordered::new(),
+            progress: FuturesUnordered::new(),
             acking: FuturesUnordered::new(),
             nacking: FuturesUnordered::new(),
             tick,
@@ -195,32 +198,39 @@ impl LiveSession {
 
     /// Waits for the next frequent input, preferring the steps closest to a job's end. Cancel-safe, as each of its arms is.
     pub(crate) async fn next_frequent(&mut self, completed: &mut mpsc::Receiver<Completion>) -> Input {
-        tokio::select! {
-            biased;
-            Some((channel, sent)) = self.acking.next() => Input::Acked(channel, sent),
-            Some((job, sent)) = self.publishing.next() => Input::Published(job, sent),
-            Some(completion) = completed.recv() => Input::Completed(completion),
-            Some((model, delivered)) = self.deliveries.next() => Input::Delivered(model, delivered),
-            else => std::future::pending().await,
+        loop {
+            return tokio::select! {
+                biased;
+                // Progress is sent before the replies that were made after it.
+                Some(()) = self.progress.next() => continue,
+                Some((channel, sent)) = self.acking.next() => Input::Acked(channel, sent),
+                Some((job, sent)) = self.publishing.next() => Input::Published(job, sent),
+                Some(completion) = completed.recv() => Input::Completed(completion),
+                Some((model, delivered)) = self.deliveries.next() => Input::Delivered(model, delivered),
+                else => std::future::pending().await,
+            };
         }
     }
 
     /// Waits for what happens next. Cancel-safe, as each of its arms is.
     pub(crate) async fn next(&mut self) -> Input {
-        tokio::select! {
-            Some((channel, sent)) = self.acking.next() => Input::Acked(channel, sent),
-            Some((job, sent)) = self.publishing.next() => Input::Published(job, sent),
-            Some((model, delivered)) = self.deliveries.next() => Input::Delivered(model, delivered),
-            // Its streams end with an item that says so.
-            Some((side, event)) = self.session.events.next() => Input::Broker(side, event),
-            request = self.control_plane.next() => Input::Request(request),
-            Some((model, queue, consumer, started)) = self.starting.next() => Input::Started(model, queue, consumer, started),
-            Some((model, queue, stopped)) = self.stopping.next() => Input::Stopped(model, queue, stopped),
-            Some((model, counts)) = self.counting.next() => Input::Counted(model, counts),
-            Some((model, queue, found)) = self.looking.next() => Input::LookedFor(model, queue, found),
-            Some((model, taken)) = self.taking.next() => Input::QuarantineTaken(model, taken),
-            Some((job, sent)) = self.nacking.next() => Input::Nacked(job, sent),
-            _ = self.tick.tick() => Input::Tick,
+        loop {
+            return tokio::select! {
+                Some(()) = self.progress.next() => continue,
+                Some((channel, sent)) = self.acking.next() => Input::Acked(channel, sent),
+                Some((job, sent)) = self.publishing.next() => Input::Published(job, sent),
+                Some((model, delivered)) = self.deliveries.next() => Input::Delivered(model, delivered),
+                // Its streams end with an item that says so.
+                Some((side, event)) = self.session.events.next() => Input::Broker(side, event),
+                request = self.control_plane.next() => Input::Request(request),
+                Some((model, queue, consumer, started)) = self.starting.next() => Input::Started(model, queue, consumer, started),
+                Some((model, queue, stopped)) = self.stopping.next() => Input::Stopped(model, queue, stopped),
+                Some((model, counts)) = self.counting.next() => Input::Counted(model, counts),
+                Some((model, queue, found)) = self.looking.next() => Input::LookedFor(model, queue, found),
+                Some((model, taken)) = self.taking.next() => Input::QuarantineTaken(model, taken),
+                Some((job, sent)) = self.nacking.next() => Input::Nacked(job, sent),
+                _ = self.tick.tick() => Input::Tick,
+            };
         }
     }
 }

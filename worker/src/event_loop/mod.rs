@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 use vramq_core::Core;
 use vramq_core::action::SessionEnd;
 use vramq_core::event::{Event, Now, SessionFacts};
+use vramq_schemas::status::WorkerState;
 
 use self::completion::Completion;
 use self::live_session::{Input, LiveSession};
@@ -142,8 +143,14 @@ impl EventLoop {
         let missing = session.take_missing();
         self.session = Some(LiveSession::new(session, aux_state, rules, reporter));
         self.apply(Event::SessionOpened(SessionFacts { declares, missing }));
-        let slots: Vec<_> = self.core.status().models.iter().map(|model| model.slots).collect();
-        tracing::info!(?slots, "consuming");
+        let status = self.core.status();
+        let slots: Vec<_> = status.models.iter().map(|model| model.slots).collect();
+        match status.state {
+            WorkerState::Paused | WorkerState::Sick => {
+                tracing::info!(?slots, reason = status.reason, "connected, but not consuming");
+            }
+            _ => tracing::info!(?slots, "consuming"),
+        }
     }
 
     /// Applies an event, and all events that its actions cause at once.
@@ -195,10 +202,10 @@ impl EventLoop {
         }
         self.context.board.no_session();
         let mut unconfirmed = 0;
-        if let Some(LiveSession { session, control_plane, publishing, .. }) = self.session.take() {
+        if let Some(LiveSession { session, control_plane, publishing, progress, .. }) = self.session.take() {
             // These confirms are not waited for. Their jobs are redelivered, and replies may then come twice.
             unconfirmed = publishing.len();
-            drop(publishing);
+            drop((publishing, progress));
             if *end == SessionEnd::Drained {
                 session.flush().await;
             }

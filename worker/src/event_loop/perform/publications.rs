@@ -60,16 +60,19 @@ impl EventLoop {
     }
 
     /// Publishes how far an item of a job is. Nothing waits for this reply, and it may be lost.
-    pub(crate) fn publish_progress(&self, job: JobKey, progress: &ItemProgress) {
+    pub(crate) fn publish_progress(&mut self, job: JobKey, progress: &ItemProgress) {
         // A job of an earlier session is gone.
-        let Some(payload) = self.jobs.payload(job) else { return };
-        let (Some(encoding), Some(live)) = (payload.encoding, &self.session) else { return };
         let Some(stored) = self.jobs.get(job) else { return };
+        let payload = &stored.payload;
+        let Some(encoding) = payload.encoding else { return };
+        let Some(live) = self.session.as_mut().filter(|_| !self.is_closing) else { return };
         let address = ReplyAddress::of(&payload.received, &self.context.models[stored.model.0], encoding);
         let attempt = payload.received.job_headers().map_or(0, |headers| headers.attempt);
-        if let Some(message) = message::progress(progress, attempt, address, &self.context.identity) {
-            live.control_plane.publish_progress(message);
-        }
+        let Some(message) = message::progress(progress, attempt, address, &self.context.identity) else {
+            return;
+        };
+        let (publisher, caller) = (live.session.publisher.clone(), payload.received.caller());
+        live.progress.push(Box::pin(async move { publisher.publish_progress(message, caller).await }));
     }
 
     fn reply(&mut self, job: JobKey, run: Run, model: Arc<Model>) {
