@@ -5,6 +5,7 @@ mod packed;
 
 use std::path::Path;
 
+use futures_util::FutureExt as _;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::time::{Duration, Instant, sleep_until, timeout};
@@ -235,6 +236,17 @@ impl Warm {
             Err(NoFrame::Died(death)) => format!("the program {death}"),
             Err(NoFrame::Fault(fault)) => fault,
         }
+    }
+
+    /// What an idle process has done by now that it should not: it died, or sent a frame unasked. Waits only to learn of a death that shows
+    /// already.
+    pub async fn misbehaved_by_now(&mut self) -> Option<String> {
+        let seen = self.misbehaved().now_or_never();
+        // Its keeper may not have said yet how it died.
+        if seen.is_none() && (self.frames.are_over() || self.child.death().is_some()) {
+            return Some(self.misbehaved().await);
+        }
+        seen
     }
 
     /// Asks an idle process whether it is there.
