@@ -311,8 +311,12 @@ impl SlotTask {
         match end {
             PassEnd::Done { peak } => {
                 *peak = sampled.max(*peak);
-                if let (Some(peak), Some(cost)) = (*peak, cost) {
-                    self.shared.state().learned.took(cost, peak);
+                if let Some(cost) = cost {
+                    let mut state = self.shared.state();
+                    match *peak {
+                        Some(peak) => state.learned.took(cost, peak),
+                        None => state.learned.missed(cost),
+                    }
                 }
             }
             // The last figure from before the death: now the process's own memory is free again.
