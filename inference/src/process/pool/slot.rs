@@ -143,6 +143,13 @@ impl SlotTask {
                     return false;
                 }
                 state.drop_cancelled();
+                if let Some(found) = state.other_revision.clone()
+                    && !state.is_loaded()
+                {
+                    // What waits for a process, and what comes until the worker restarts, is for other workers.
+                    let served = state.revision.clone();
+                    self.mark_unavailable(&mut state, &LoadError::OtherRevision { found, served });
+                }
                 // A process of another revision would only be refused again.
                 let is_wanted = !state.waiting.is_empty() && state.other_revision.is_none();
                 self.set(&mut state, if is_wanted { SlotState::Starting } else { SlotState::Unloaded });
