@@ -17,6 +17,7 @@ pub mod keeper;
 mod large_integers;
 pub mod launch;
 mod load_watch;
+mod look;
 mod media;
 pub mod memory;
 pub mod model;
