@@ -1,6 +1,7 @@
 //! Programs of the user as models, each in its own processes. A worker uses [`Pool`].
 
 pub mod accepts;
+mod aside;
 pub mod cgroup;
 pub mod child;
 mod claim;
@@ -24,6 +25,7 @@ pub mod model;
 pub mod need;
 mod once;
 mod once_memory;
+mod once_prepared;
 mod once_printed;
 pub mod oom;
 mod orphans;

@@ -134,7 +134,7 @@ impl SlotTask {
                 tracing::warn!(
                     model = self.shared.config.name,
                     pid = warm.pid(),
-                    "the files of the process leave no room for the files of a pass, or its scratch folder is gone: replacing the process"
+                    "the files of the process leave no room for the files of a pass, or its scratch folder is gone or does not answer: replacing the process"
                 );
                 // As a failure, so that the next process waits if this is repeated.
                 return EndReason::Failed;

@@ -14,6 +14,7 @@ use super::passes::EndReason;
 use super::room::{Admitted, PATIENCE};
 use super::state::State;
 use super::status::{SlotState, Unavailable};
+use crate::process::aside::Aside;
 use crate::process::child::START_LIMIT;
 use crate::process::config::Mode;
 use crate::process::difference::{Estimate, Evidence};
@@ -38,6 +39,7 @@ pub(super) async fn serve(
         last: None,
         base: 0,
         estimated: None,
+        aside: Aside::default(),
     };
     let is_once = matches!(slot.shared.config.mode, Mode::Once(_));
     let mut first = first;
@@ -78,6 +80,8 @@ pub(super) struct SlotTask {
     pub(super) base: u64,
     /// What was estimated when it was loaded, on a device that does not tell processes apart.
     pub(super) estimated: Option<Estimated>,
+    /// Where the files of its programs are written.
+    pub(super) aside: Aside,
 }
 
 /// What was estimated of a process by difference.
@@ -191,8 +195,8 @@ impl SlotTask {
             shared.state().slots[index].status.holds(bytes);
         };
         let mut watch = LoadWatch::new(account, before, holds);
-        let (launcher, view, stop) = (&shared.options.launcher, account.view(), closed(&mut closing));
-        let loading = Warm::load(launcher, config, view, started, &mut watch, is_first, stop);
+        let (options, stop) = (&shared.options, closed(&mut closing));
+        let loading = Warm::load(config, options, &self.aside, started, &mut watch, is_first, stop);
         let mut reserved = Some(reserved);
         let does_not_end = || {
             // What it has taken of its room is in its entry.
@@ -200,7 +204,7 @@ impl SlotTask {
             entered.get().into_iter().for_each(Entry::is_stuck);
             self.update(SlotState::Ending { since: Instant::now() });
         };
-        let limit = START_LIMIT + config.load + config.kill * 2 + PATIENCE;
+        let limit = START_LIMIT * 2 + config.load + config.kill * 2 + PATIENCE;
         let loaded = self.unless_long(limit, loading, does_not_end).await;
         let mut warm = loaded.inspect_err(|_| self.last = watch.claim())?;
         let entry = entered.into_inner().unwrap_or_else(|| account.enter(warm.keeper_pid()));
