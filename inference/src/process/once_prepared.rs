@@ -37,9 +37,10 @@ impl Preparation {
     /// Prepares the program, on another thread. If this fails, or is dropped, nothing is left, or soon nothing.
     pub async fn run(self, aside: &Aside) -> Result<Prepared, PassEnd> {
         let prepared = aside.run(move || self.prepare(), discard).await;
+        // A panic, which was logged. It counts, so that a job which causes it is not retried for ever.
         prepared.unwrap_or_else(|| {
-            let reason = "internal error: the item was not written; please report it".to_owned();
-            Err(PassEnd::NotRun { reason })
+            let detail = "internal error: the item was not written; please report it".to_owned();
+            Err(PassEnd::Failed { kind: FailureKind::Model, item: None, detail, stderr: String::new() })
         })
     }
 

@@ -310,9 +310,12 @@ async fn the_reason_why_a_program_did_not_start_is_in_the_error() {
     }
 }
 
-/// A device of which the first start of a program panics.
+/// A device that panics when it is first asked for variables, on a thread of its own, and when it is first asked a question by a slot's task.
 #[derive(Debug, Default)]
-struct PanicsOnce(AtomicBool);
+struct PanicsOnce {
+    variables: AtomicBool,
+    question: AtomicBool,
+}
 
 impl DeviceView for PanicsOnce {
     fn name(&self) -> &str {
@@ -327,8 +330,13 @@ impl DeviceView for PanicsOnce {
         HostView.held_by(pids)
     }
 
+    fn shows_what_is_left(&self) -> bool {
+        assert!(self.question.swap(true, Ordering::Relaxed), "a panic of this test");
+        false
+    }
+
     fn env(&self) -> Vec<(String, String)> {
-        assert!(self.0.swap(true, Ordering::Relaxed), "the panic of this test");
+        assert!(self.variables.swap(true, Ordering::Relaxed), "a panic of this test");
         Vec::new()
     }
 }
@@ -339,10 +347,15 @@ impl DeviceView for PanicsOnce {
 async fn a_panic_in_the_pool_fails_its_pass_and_the_next_one_runs() {
     let env = Env::on(Arc::new(PanicsOnce::default()));
     let pool = program(&env, &["/bin/cat", "{input}"], "once = { media_type = \"text/plain\" }").await;
-    let (outputs, end) = ended(&pool, &["a"]).await;
-    assert!(outputs.is_empty(), "{outputs:?}");
-    assert!(matches!(end, PassEnd::Failed { kind: FailureKind::Model, item: None, .. }), "{end:?}");
-    let (outputs, end) = ended(&pool, &["b"]).await;
+    for item in ["a", "b"] {
+        let (outputs, end) = ended(&pool, &[item]).await;
+        assert!(outputs.is_empty(), "{outputs:?}");
+        assert!(
+            matches!(end, PassEnd::Failed { kind: FailureKind::Model, item: None, .. }),
+            "{item}: {end:?}"
+        );
+    }
+    let (outputs, end) = ended(&pool, &["c"]).await;
     assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
     assert_eq!(outputs.len(), 1);
     // The scratch folder of the first start remains. The pool's next start removes it.
@@ -370,7 +383,7 @@ fn a_pass_whose_item_is_not_written_can_be_cancelled_and_is_limited() {
             match end {
                 PassEnd::Cancelled { killed: false } => assert!(limit.is_empty()),
                 PassEnd::NotRun { reason } => {
-                    assert!(reason.contains("took longer than 3 s (item_s)"), "{reason}")
+                    assert!(reason.contains("took longer than 3 s (item_s)"), "{reason}");
                 }
                 other => panic!("{other:?}"),
             }
