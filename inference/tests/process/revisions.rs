@@ -5,13 +5,11 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
-use tokio::time::timeout;
 use vramq_inference::process::{Covers, NotTaken, PassEnd, Pool};
 use vramq_schemas::Output;
 
-use crate::env::{DEADLINE, Env, done, ended, json, pid, python, run, state, texts, until};
+use crate::env::{Env, done, ended, json, pid, python, run, state, texts, until};
 
 /// The revision with these weights, and what it covers; of a process that was just loaded.
 async fn revision(env: &Env, weights: &Path, content: &str, more: &str) -> (String, Covers) {
@@ -121,35 +119,6 @@ async fn a_second_process_with_another_revision_does_not_serve_beside_the_first(
     assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
     assert_eq!(outputs.into_iter().map(json).collect::<Vec<_>>(), [json!(first)]);
     assert_eq!(pool.status().slots[1].starts, 0);
-    env.close(pool).await;
-}
-
-/// The worker is about to restart. Otherwise the pass would wait until the worker gives it up.
-#[tokio::test]
-async fn no_pass_waits_when_the_last_process_that_has_the_revision_is_gone() {
-    let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
-    let weights = folder.path().join("weights");
-    std::fs::write(&weights, "one").unwrap();
-    let pool = env.probe(&format!("instances = 2\nrevision_files = [{weights:?}]")).await;
-    let first = pid(&pool).await;
-    let busy = run(&pool, &["sleep 1000"]);
-    until("it runs", || state(&pool, 0) == "running").await;
-    std::fs::write(&weights, "two").unwrap();
-    let waits = run(&pool, &["pid"]);
-    until("the second process has another revision, and is gone", || state(&pool, 1) == "unloaded").await;
-    let (one, two) = (pool.revision(), pool.other_revision().unwrap());
-    assert_eq!(pool.status().waiting, 1);
-    kill_process(Pid::from_raw(first).unwrap(), Signal::KILL).unwrap();
-    assert!(matches!(busy.finish().await.1, PassEnd::Crashed { .. }));
-    let (outputs, end) = timeout(DEADLINE, waits.finish()).await.expect("it waits for a process");
-    let said = format!("the model has the revision {two} by now, and this worker serves {one}: ");
-    assert!(
-        outputs.is_empty() && matches!(&end, PassEnd::NotRun { reason } if reason.starts_with(&said)),
-        "{end:?}"
-    );
-    assert!(
-        matches!(pool.run(texts(&["pid"])), Err(NotTaken::Unavailable(reason)) if reason.starts_with(&said))
-    );
     env.close(pool).await;
 }
 
