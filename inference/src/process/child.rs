@@ -13,6 +13,7 @@ use tokio::process::Command;
 use tokio::sync::oneshot;
 use tokio::time::{Duration, timeout};
 
+use super::aside::tidy;
 use super::cgroup::Group;
 use super::keeper::{self, Death, Order, Report, Spec};
 use super::orphans;
@@ -102,9 +103,13 @@ impl Child {
         let started = timeout(START_LIMIT, Self::start_unlimited(program, spec, model)).await;
         let started = started.map_err(|_| StartError::Silent).flatten();
         if started.is_err() {
-            // Best effort: a keeper that was started may have removed it.
-            let _ = std::fs::remove_dir_all(&spec.scratch);
-            let _ = spec.cgroup.clone().map(Group::at).map(|group| group.remove());
+            let (scratch, group) = (spec.scratch.clone(), spec.cgroup.clone().map(Group::at));
+            tidy(move || {
+                // Best effort: a keeper that was started may have removed it.
+                let _ = std::fs::remove_dir_all(scratch);
+                let _ = group.map(|group| group.remove());
+            })
+            .await;
         }
         started
     }

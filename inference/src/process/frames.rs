@@ -80,6 +80,11 @@ impl Frames {
         self.first_pass = pass.saturating_add(1);
     }
 
+    /// Whether no frame can come any more: the program is dead, or has closed its connection.
+    pub(super) fn are_over(&self) -> bool {
+        self.received.is_closed() && self.received.is_empty()
+    }
+
     async fn next(&mut self) -> Result<Frame<FromModel>, FrameError> {
         loop {
             let frame = self.received.recv().await.unwrap_or(Err(FrameError::Ended))?;

@@ -11,12 +11,10 @@ use super::device_calls::{CALL_MAX, DeviceCalls};
 use super::device_view::{DeviceView, Reading};
 pub use super::entries::RunningPass;
 use super::entries::{Entries, Program, Request};
+use super::look::{LOOK, until_look};
 use super::program_group::ProgramGroup;
 use super::shared_snapshot::Snapshots;
 use crate::process_tree::{self, ProcessTree};
-
-/// How often to read the device while a program waits for memory, or the pool waits for memory to return.
-const LOOK: Duration = Duration::from_millis(100);
 
 /// If a device has not reported for so long what processes hold, it does not do so any more: its driver's library may have been replaced.
 const SILENT_MAX: Duration = Duration::from_secs(30);
@@ -160,7 +158,7 @@ impl DeviceAccount {
                 return Ok(entry);
             }
             waiting(reading, since.elapsed());
-            sleep(LOOK).await;
+            sleep(until_look(since.elapsed())).await;
         }
     }
 
@@ -356,7 +354,7 @@ impl Returning {
         if claim.held == 0 {
             return 0;
         }
-        let account = Arc::clone(&entry.account);
+        let (account, since) = (Arc::clone(&entry.account), Instant::now());
         loop {
             let now = account.snapshot().await;
             let left = now.map_or(claim.held, |now| claim.missing(now));
@@ -365,7 +363,7 @@ impl Returning {
                 return account.all_returned(claim, now).await;
             }
             missing(left);
-            sleep(LOOK).await;
+            sleep(until_look(since.elapsed())).await;
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Programs of the user as models, each in its own processes. A worker uses [`Pool`].
 
 pub mod accepts;
+mod aside;
 pub mod cgroup;
 pub mod child;
 mod claim;
@@ -17,12 +18,14 @@ pub mod keeper;
 mod large_integers;
 pub mod launch;
 mod load_watch;
+mod look;
 mod media;
 pub mod memory;
 pub mod model;
 pub mod need;
 mod once;
 mod once_memory;
+mod once_prepared;
 mod once_printed;
 pub mod oom;
 mod orphans;

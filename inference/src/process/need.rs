@@ -17,6 +17,9 @@ const PEAKS_BELIEVED: usize = 3;
 /// cached memory is returned first.
 const MEASURED_EVERY: u64 = 64;
 
+/// After so many passes in a row whose measurement told nothing, a bucket is measured so seldom, too.
+const MISSED_MAX: u32 = 3;
+
 /// The need is estimated for costs up to this many times the largest measured one. A pass with a larger cost runs alone.
 const EXTRAPOLATED: f64 = 2.0;
 
@@ -60,6 +63,9 @@ struct Bucket {
     /// Passes since the last that was measured.
     #[serde(default)]
     since: u64,
+    /// Measurements since then that told nothing.
+    #[serde(skip)]
+    missed: u32,
 }
 
 impl Bucket {
@@ -119,7 +125,17 @@ impl Learned {
         }
         let bucket = self.buckets.entry(bucket(cost)).or_default();
         bucket.since += 1;
-        bucket.peaks.len() < PEAKS_BELIEVED || bucket.since >= MEASURED_EVERY
+        let is_unknown = bucket.peaks.len() < PEAKS_BELIEVED && bucket.missed < MISSED_MAX;
+        is_unknown || bucket.since >= MEASURED_EVERY
+    }
+
+    /// The memory of a pass that was to be measured could not be: where the device does not report what processes hold, something else moved.
+    pub fn missed(&mut self, cost: f64) {
+        let Some(bucket) = self.buckets.get_mut(&bucket(cost)) else { return };
+        bucket.missed = bucket.missed.saturating_add(1);
+        if bucket.missed >= MISSED_MAX {
+            bucket.since = 0;
+        }
     }
 
     /// Records the memory of a pass.
@@ -128,7 +144,7 @@ impl Learned {
             return;
         }
         let bucket = self.buckets.entry(bucket(cost)).or_default();
-        bucket.since = 0;
+        (bucket.since, bucket.missed) = (0, 0);
         if bucket.peaks.len() >= PEAKS_MAX {
             bucket.peaks.pop_front();
         }
@@ -269,6 +285,26 @@ mod tests {
             .count();
         assert_eq!(measured, 3);
         assert!(seen.should_measure(100.0));
+    }
+
+    /// Otherwise a model beside busy neighbours would give its caches back before every pass.
+    #[test]
+    fn passes_that_cannot_be_measured_are_measured_now_and_then() {
+        let mut seen = Learned::default();
+        let mut measured = |passes: u64| {
+            let pass = |_: &u64| {
+                let measure = seen.should_measure(8.0);
+                if measure {
+                    seen.missed(8.0);
+                }
+                measure
+            };
+            (0..passes).filter(pass).count()
+        };
+        assert_eq!([measured(3), measured(MEASURED_EVERY * 3)], [3, 3]);
+        // Once one could be measured, so can the next ones.
+        seen.took(8.0, MIB);
+        assert!(seen.should_measure(8.0));
     }
 
     #[test]

@@ -1,7 +1,10 @@
-//! One-shot programs: started for each item, by [templates](Template) of arguments, and judged by their exit status and what they print.
+//! One-shot programs: started for each item, by [templates](super::template::Template) of arguments, and judged by their exit status and
+//! what they print.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use serde_json::{Map, Value};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
@@ -9,22 +12,23 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Duration, Instant, sleep, sleep_until, timeout};
 use vramq_schemas::Output;
 
+use super::aside::Aside;
 use super::child::{Child, Fate, GONE_LIMIT};
 use super::config::{Mode, Once, ProcessConfig};
 use super::cost::{Costs, Unit};
 use super::item::Item;
-use super::keeper::{Death, OutputUse};
+use super::keeper::Death;
 use super::once_memory::{Left, Snapshots};
+use super::once_prepared::{Preparation, Prepared};
 use super::once_printed::{OUTPUT_BYTES_MAX, Printed, TooMuch};
 use super::oom::{MemoryVerdict, judge};
 use super::outputs::PassOutputs;
-use super::pass::{PassEnd, PassJob};
+use super::pass::{Cancellation, PassEnd, PassJob};
 use super::peak::Sampler;
 use super::pool::PoolOptions;
 use super::protocol::{FailureKind, OutputHeader, OutputKind};
 use super::revision_watch::{Exchange, RevisionWatch};
 use super::scratch;
-use super::template::Template;
 use super::warm::LoadError;
 
 /// Names in the error of a missing output: enough to see how a program names its files.
@@ -54,6 +58,7 @@ pub(super) async fn run(
     config: &ProcessConfig,
     options: &PoolOptions,
     revision: Option<&RevisionWatch>,
+    aside: &Aside,
     job: &mut PassJob,
     closing: &mut watch::Receiver<bool>,
 ) -> Ended {
@@ -71,7 +76,7 @@ pub(super) async fn run(
         {
             break;
         }
-        let runner = Runner { config, options, once, revision, index };
+        let runner = Runner { config, options, once, revision, aside, index };
         let ran = runner.run(job, closing, &mut outputs).await;
         started += u64::from(ran.left.is_some());
         left = ran.left;
@@ -103,6 +108,7 @@ struct Runner<'a> {
     options: &'a PoolOptions,
     once: &'a Once,
     revision: &'a RevisionWatch,
+    aside: &'a Aside,
     index: usize,
 }
 
@@ -133,13 +139,17 @@ impl Runner<'_> {
     ) -> ItemRun {
         let item = &job.request.items[self.index];
         let cost = Costs::new(item).of(self.config.vram.per);
-        let prepared = match self.prepare(item, &job.request.params).await {
+        let prepared = tokio::select! {
+            prepared = self.prepare(item, &job.request.params) => prepared,
+            () = stopped(&mut job.cancellation, closing) => Err(PassEnd::Cancelled { killed: false }),
+        };
+        let prepared = match prepared {
             Ok(prepared) => prepared,
             Err(end) => return ItemRun::not(end),
         };
         // As late as can be: to write the item may take long.
         if let Some(not_run) = self.exchanged(job, closing).await {
-            let _ = std::fs::remove_dir_all(&prepared.spec.scratch);
+            prepared.remove().await;
             return not_run;
         }
         let running = self.revision.running();
@@ -171,7 +181,13 @@ impl Runner<'_> {
             entry.holds(peak, false);
         }
         let end = match end {
-            Ok(()) => self.output(&child, &prepared, printed, outputs).await,
+            Ok(()) => tokio::select! {
+                output = self.output(&child, &prepared, printed, outputs) => output,
+                // It is there, and a disk that answers needs no longer.
+                () = stopped(&mut job.cancellation, closing).then(|()| sleep(self.config.kill)) => {
+                    Err(PassEnd::Cancelled { killed: false })
+                }
+            },
             Err(end) => Err(end),
         };
         child.finish().await;
@@ -185,7 +201,7 @@ impl Runner<'_> {
         tokio::select! {
             _ = self.revision.ended(running) => {}
             () = sleep(NOTED_LIMIT) => {}
-            () = stopped(job, closing) => {}
+            () = stopped(&mut job.cancellation, closing) => {}
         }
         let held = peak.unwrap_or_else(|| self.config.vram.declared_bytes(cost.unwrap_or(0.0)));
         let held = if is_claimed { held } else { 0 };
@@ -201,7 +217,7 @@ impl Runner<'_> {
                 let limit = self.config.item.as_secs_f64();
                 Err(format!("reading the files of the model's revision took longer than {limit} s (item_s)"))
             }),
-            () = stopped(job, closing) => return Some(ItemRun::not(PassEnd::Cancelled { killed: false })),
+            () = stopped(&mut job.cancellation, closing) => return Some(ItemRun::not(PassEnd::Cancelled { killed: false })),
         };
         match other {
             Ok(None) => None,
@@ -216,32 +232,23 @@ impl Runner<'_> {
         }
     }
 
-    /// Writes the item to the scratch folder and fills in the arguments.
+    /// Prepares the program of an item. A disk that does not answer counts as a program that cannot be started.
     async fn prepare(&self, item: &Item, params: &Map<String, Value>) -> Result<Prepared, PassEnd> {
-        let failed = |kind, detail: String| self.failed(kind, detail, String::new());
-        let view = self.options.account.view();
-        let launcher = &self.options.launcher;
-        let mut spec = launcher
-            .spec(self.config, view, Vec::new(), OutputUse::Stdout)
-            .map_err(|error| PassEnd::NotRun { reason: format!("make the scratch folder: {error}") })?;
-        let input = spec.scratch.join(format!("input{}", self.once.input_suffix));
-        let output = spec.scratch.join(format!("output{}", self.once.output_suffix));
-        let templates: Result<Vec<_>, _> =
-            self.config.command.iter().map(|argument| Template::parse(argument)).collect();
-        let filled = templates.map_err(|what| failed(FailureKind::Model, what)).and_then(|templates| {
-            let arguments: Result<Vec<_>, _> =
-                templates.iter().map(|template| template.fill(&input, &output, params)).collect();
-            spec.command = arguments.map_err(|what| failed(FailureKind::Input, what))?;
-            Ok(templates.iter().any(Template::has_output).then_some(output))
-        });
-        let prepared = match filled {
-            Ok(file) => written(input, item, &spec.scratch).await.map(|()| file),
-            Err(end) => Err(end),
+        let preparation = Preparation {
+            config: self.config.clone(),
+            once: self.once.clone(),
+            launcher: self.options.launcher.clone(),
+            account: Arc::clone(&self.options.account),
+            index: self.index,
+            payload: item.payload(),
+            params: params.clone(),
         };
-        if prepared.is_err() {
-            let _ = std::fs::remove_dir_all(&spec.scratch);
-        }
-        prepared.map(|file| Prepared { spec, file })
+        timeout(self.config.item, preparation.run(self.aside)).await.unwrap_or_else(|_| {
+            let limit = self.config.item.as_secs_f64();
+            let reason =
+                format!("to write the item to the scratch folder took longer than {limit} s (item_s)");
+            Err(PassEnd::NotRun { reason })
+        })
     }
 
     /// Waits for the program's end.
@@ -263,7 +270,7 @@ impl Runner<'_> {
         let halt = tokio::select! {
             ended = ended => ended.err().map(|TooMuch| Halt::PrintedTooMuch),
             () = sleep_until(deadline) => Some(Halt::TimedOut),
-            () = stopped(job, closing) => Some(Halt::Cancelled),
+            () = stopped(&mut job.cancellation, closing) => Some(Halt::Cancelled),
         };
         if let Some(halt) = halt {
             child.end_program(self.config.kill).await;
@@ -310,7 +317,7 @@ impl Runner<'_> {
         }
     }
 
-    /// What the program wrote, as an output.
+    /// What the program wrote, as an output. Read on another thread: it may be large, and in a file.
     async fn output(
         &self,
         child: &Child,
@@ -320,20 +327,31 @@ impl Runner<'_> {
     ) -> Result<Output, PassEnd> {
         let is_json = self.once.media_type == "application/json";
         let kind = if is_json { OutputKind::Json } else { OutputKind::Bytes };
-        let name = prepared
-            .file
-            .as_ref()
-            .and_then(|file| file.file_name())
-            .map(|name| name.to_string_lossy().into_owned());
+        let (path, scratch) = (prepared.file.clone(), child.scratch().to_owned());
+        let name = path.as_ref().and_then(|path| path.file_name());
+        let name = name.map(|name| name.to_string_lossy().into_owned());
         let said = printed.before(child.stderr_tail());
         let blobs = if name.is_some() { Vec::new() } else { vec![printed.into_output()] };
         let header =
             OutputHeader { kind, dtype: None, media_type: Some(self.once.media_type.clone()), file: name };
-        outputs.read_aside(header, blobs, child.scratch().to_owned()).await.map_err(|what| {
-            let is_missing = prepared.file.as_ref().is_some_and(|file| !file.exists());
-            let what = if is_missing { format!("{what}; {}", there(child.scratch())) } else { what };
-            self.failed(FailureKind::Output, what, said)
-        })
+        let mut after = outputs.clone();
+        let reading = spawn_blocking(move || {
+            let output = after.read(&header, blobs, &scratch).map_err(|what| {
+                let is_missing = path.is_some_and(|path| !path.exists());
+                if is_missing { format!("{what}; {}", there(&scratch)) } else { what }
+            });
+            (after, output)
+        });
+        let limit = self.config.item;
+        let read = timeout(limit, reading)
+            .await
+            .map_err(|_| PassEnd::slow_disk("read the output of the program", limit))?;
+        let (after, output) = read.map_err(|error| {
+            let what = format!("internal error: an output was not read: {error}");
+            self.failed(FailureKind::Output, what, String::new())
+        })?;
+        *outputs = after;
+        output.map_err(|what| self.failed(FailureKind::Output, what, said))
     }
 
     fn failed(&self, kind: FailureKind, detail: String, stderr: String) -> PassEnd {
@@ -341,21 +359,10 @@ impl Runner<'_> {
     }
 }
 
-/// Writes an item to a file, on another thread: the worker's event loop has the runtime's only one.
-async fn written(to: PathBuf, item: &Item, scratch: &Path) -> Result<(), PassEnd> {
-    let payload = item.payload();
-    let written = spawn_blocking(move || {
-        // Makes room: a partly written file has taken disk space.
-        std::fs::write(&to, payload).inspect_err(|_| drop(std::fs::remove_file(&to)))
-    });
-    let written = written.await.unwrap_or_else(|error| Err(error.into()));
-    written.map_err(|error| PassEnd::not_written(&error, std::slice::from_ref(item), scratch))
-}
-
 /// Waits until the job is cancelled or the pool closes.
-async fn stopped(job: &mut PassJob, closing: &mut watch::Receiver<bool>) {
+async fn stopped(cancellation: &mut Cancellation, closing: &mut watch::Receiver<bool>) {
     tokio::select! {
-        _ = job.cancellation.wait() => {}
+        _ = cancellation.wait() => {}
         _ = closing.wait_for(|closing| *closing) => {}
     }
 }
@@ -376,13 +383,6 @@ fn there(folder: &Path) -> String {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().take(NAMES_MAX);
     let names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     format!("the folder has {}", names.join(", "))
-}
-
-/// A program that is ready to start.
-struct Prepared {
-    spec: super::keeper::Spec,
-    /// The file that the program writes; `None`: its output is what it prints.
-    file: Option<PathBuf>,
 }
 
 /// Why a program is ended.

@@ -3,10 +3,9 @@
 use std::fs::{File, OpenOptions};
 use std::io::Read as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use half::f16;
-use tokio::task::spawn_blocking;
 use vramq_schemas::{Dtype, Embedding, Output, Values};
 
 use super::large_integers::first_beyond_64_bits;
@@ -64,28 +63,6 @@ impl PassOutputs {
         }
         self.left -= bytes;
         typed(header, payload)
-    }
-
-    /// As [`read`](Self::read), on another thread: the worker's event loop has the runtime's only one, and the output may be large, and in a
-    /// file.
-    ///
-    /// # Errors
-    /// As for [`read`](Self::read).
-    pub async fn read_aside(
-        &mut self,
-        header: OutputHeader,
-        blobs: Vec<Vec<u8>>,
-        scratch: PathBuf,
-    ) -> Result<Output, String> {
-        let mut outputs = self.clone();
-        let read = spawn_blocking(move || {
-            let output = outputs.read(&header, blobs, &scratch);
-            (outputs, output)
-        });
-        let (outputs, output) =
-            read.await.map_err(|error| format!("internal error: an output was not read: {error}"))?;
-        *self = outputs;
-        output
     }
 
     /// Adds the limit of the pass to `what`, if that is the smaller limit.

@@ -68,8 +68,8 @@ pub enum PassEnd {
     Cancelled { killed: bool },
     /// It never began: the model cannot be loaded, or the pool was closed. This counts against no job.
     NotRun { reason: String },
-    /// A disk has no room for its items, or for what the program wrote while it ran them; `asked` bytes, if that is known. Fewer items may
-    /// have room. The process goes on, unless its own files take that room.
+    /// A disk has no room for its items, or for what the program wrote while it ran them; `asked` bytes, if that is known. Or it does not
+    /// answer. Fewer items may have room. The process goes on, unless its own files take that room.
     DiskFull { asked: Option<u64>, detail: String },
 }
 
@@ -82,17 +82,22 @@ impl PassEnd {
 
     /// The items cannot be written to the scratch folder. That is no job's fault: the disk may have room later, and another worker has
     /// another disk. But an item that is larger than the disk itself never fits.
-    pub(super) fn not_written(error: &io::Error, items: &[Item], scratch: &Path) -> Self {
-        let bytes = total(items);
+    pub(super) fn not_written(error: &io::Error, items: usize, bytes: u64, scratch: &Path) -> Self {
         let mib = bytes.div_ceil(1 << 20);
         let detail = format!(
             "write the items to the scratch folder: {error}; they have {mib} MiB{}",
             free_there(", and", scratch)
         );
-        if items.len() > 1 || scratch::could_hold(scratch, bytes) {
+        if items > 1 || scratch::could_hold(scratch, bytes) {
             return Self::DiskFull { asked: Some(bytes), detail };
         }
         Self::Failed { kind: FailureKind::HostMemory, item: None, detail, stderr: String::new() }
+    }
+
+    /// A disk does not answer within the time of an item. Another worker has another disk.
+    pub(super) fn slow_disk(what: &str, limit: Duration) -> Self {
+        let detail = format!("{what}: that took longer than {} s (item_s)", limit.as_secs_f64());
+        Self::DiskFull { asked: None, detail }
     }
 
     /// A disk has no room for what the program wrote, as the program said.
@@ -109,11 +114,6 @@ impl PassEnd {
 fn free_there(words: &str, scratch: &Path) -> String {
     let free = scratch::free(scratch).map(|free| format!("{words} {} MiB are free", free >> 20));
     free.unwrap_or_default()
-}
-
-/// Bytes of the items' payloads.
-fn total(items: &[Item]) -> u64 {
-    items.iter().map(Item::size).sum()
 }
 
 /// Why a pass is to stop.

@@ -2,6 +2,7 @@
 {"die": N, "cut": BYTES}: die of SIGKILL instead of sending frame N of the pass, or after BYTES of it;
 {"instead": N, "bytes": HEX} or {"instead": N, "header": {…}, "blob": TEXT}: send this instead of frame N;
 {"linger": true}: wait for the next message after the progress;
+{"until": FILE}: wait for such a file after the progress;
 {"late": N}: report progress of the pass N times after its end.
 By the file WISH_FILE, which is removed when the wish is granted:
 {"die_in": TYPE, "cut": BYTES}: die instead of sending a frame of this type, or after BYTES of it;
@@ -12,6 +13,7 @@ import os
 import signal
 import socket
 import struct
+import time
 
 connection = socket.socket(fileno=int(os.environ["VRAMQ_FD"]))
 
@@ -119,6 +121,8 @@ while True:
     sender.send({"type": "progress", "pass": number, "item": 0, "fraction": 0.5})
     if wish.get("linger"):
         receive()
+    while "until" in wish and not os.path.exists(wish["until"]):
+        time.sleep(0.01)
     for index, blob in enumerate(blobs):
         sender.send({"type": "output", "pass": number, "item": index, "kind": "json"}, blob)
     sender.send({"type": "done", "pass": number, "peak": None})

@@ -3,12 +3,13 @@
 
 use std::path::PathBuf;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use vramq_inference::process::keeper::Death;
 use vramq_inference::process::warm::LoadError;
 use vramq_inference::process::{Item, PassEnd, PassEvent, PassRequest, Pool};
 
-use crate::env::{Env, done, ended, run, state, until};
+use crate::env::{Env, done, ended, is_alive, parent, run, state, texts, until};
 
 /// Nothing of the frame; a part of its length, of its header.
 const CUTS: [usize; 3] = [0, 2, 20];
@@ -47,8 +48,7 @@ impl Mortal {
         self.env.start(self.env.config("raw.py", &more)).await
     }
 
-    /// Waits until the pool has noticed the death of a process after which it had started so many. It would give a dying process the next
-    /// pass.
+    /// Waits until the pool has noticed the death of a process after which it had started so many.
     async fn is_dead(&self, pool: &Pool, starts: u64) {
         let noticed = || {
             let slot = &pool.status().slots[0];
@@ -198,6 +198,53 @@ async fn at_trim_and_ping_and_in_pong_an_idle_process_is_replaced() {
     }
     // All of it was sent: the process was there when it was asked.
     mortal.dies_idle(&pool, json!({"die_in": "pong", "cut": WHOLE}), || pool.trim()).await;
+    mortal.env.close(pool).await;
+}
+
+/// The next pass waits already, and must not be blamed.
+#[tokio::test]
+async fn right_after_a_pass_the_next_one_has_another_process() {
+    let mortal = Mortal::new();
+    let pool = mortal.start("").await.unwrap();
+    let (gate, process) = (mortal.folder.path().join("gate"), pool.status().slots[0].pid.unwrap());
+    // Frames of a pass of one item: progress, an output, `done`.
+    let wish = json!({"until": gate, "die": 2, "cut": WHOLE});
+    let mut first = run(&pool, &[&wish.to_string()]);
+    assert!(matches!(first.next().await, Some(PassEvent::Progress { .. })));
+    let second = run(&pool, &["{}"]);
+    // The keeper says only later how the process died.
+    let keeper = Pid::from_raw(parent(process)).unwrap();
+    kill_process(keeper, Signal::STOP).unwrap();
+    std::fs::write(&gate, "").unwrap();
+    // Blocks the pool, too: it sees the end of the pass and that of the connection together.
+    while is_alive(process) {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let (_, end) = first.finish().await;
+    assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
+    kill_process(keeper, Signal::CONT).unwrap();
+    let (outputs, end) = second.finish().await;
+    assert!(matches!(end, PassEnd::Done { .. }) && outputs.len() == 1, "{end:?}");
+    mortal.env.close(pool).await;
+}
+
+/// A pass that has the device for itself waits for programs that load.
+#[tokio::test]
+async fn while_a_pass_waits_for_a_load_it_has_not_run() {
+    let mortal = Mortal::new();
+    // Otherwise the death may be seen when the process gives its caches back for the measurement.
+    let pool = mortal.start("vram = { learn = false, mib_per_unit = 0 }").await.unwrap();
+    let process = pool.status().slots[0].pid.unwrap();
+    // As for a program that loads.
+    let reserved = mortal.env.account.admit(1, || false, |_, _| ()).await.unwrap();
+    let pass = pool.run(PassRequest { exclusive: true, ..texts(&["{}"]) }).unwrap();
+    until("its slot has it", || state(&pool, 0) == "running").await;
+    kill_process(Pid::from_raw(process).unwrap(), Signal::KILL).unwrap();
+    until("it is dead", || !is_alive(process)).await;
+    drop(reserved);
+    let (outputs, end) = pass.finish().await;
+    assert!(outputs.is_empty() && matches!(end, PassEnd::NotRun { .. }), "{end:?}");
+    mortal.serves(&pool).await;
     mortal.env.close(pool).await;
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
+use tokio::time::timeout;
 use vramq_inference::process::child::KeeperProgram;
 use vramq_inference::process::launch::Launcher;
 use vramq_inference::process::protocol::FailureKind;
@@ -12,7 +13,7 @@ use vramq_inference::process::{
 };
 use vramq_schemas::Output;
 
-use crate::env::{Env, ended, is_alive, processes_of, python, run, state, texts, until};
+use crate::env::{DEADLINE, Env, ended, is_alive, processes_of, python, run, state, texts, until};
 
 async fn program(env: &Env, command: &[&str], more: &str) -> Pool {
     env.start(env.config_of(command, &format!("mode = \"once\"\n{more}"))).await.unwrap()
@@ -309,9 +310,12 @@ async fn the_reason_why_a_program_did_not_start_is_in_the_error() {
     }
 }
 
-/// A device of which the first start of a program panics.
+/// A device that panics when it is first asked for variables, on a thread of its own, and when it is first asked a question by a slot's task.
 #[derive(Debug, Default)]
-struct PanicsOnce(AtomicBool);
+struct PanicsOnce {
+    variables: AtomicBool,
+    question: AtomicBool,
+}
 
 impl DeviceView for PanicsOnce {
     fn name(&self) -> &str {
@@ -326,8 +330,13 @@ impl DeviceView for PanicsOnce {
         HostView.held_by(pids)
     }
 
+    fn shows_what_is_left(&self) -> bool {
+        assert!(self.question.swap(true, Ordering::Relaxed), "a panic of this test");
+        false
+    }
+
     fn env(&self) -> Vec<(String, String)> {
-        assert!(self.0.swap(true, Ordering::Relaxed), "the panic of this test");
+        assert!(self.variables.swap(true, Ordering::Relaxed), "a panic of this test");
         Vec::new()
     }
 }
@@ -338,12 +347,50 @@ impl DeviceView for PanicsOnce {
 async fn a_panic_in_the_pool_fails_its_pass_and_the_next_one_runs() {
     let env = Env::on(Arc::new(PanicsOnce::default()));
     let pool = program(&env, &["/bin/cat", "{input}"], "once = { media_type = \"text/plain\" }").await;
-    let (outputs, end) = ended(&pool, &["a"]).await;
-    assert!(outputs.is_empty(), "{outputs:?}");
-    assert!(matches!(end, PassEnd::Failed { kind: FailureKind::Model, item: None, .. }), "{end:?}");
-    let (outputs, end) = ended(&pool, &["b"]).await;
+    for item in ["a", "b"] {
+        let (outputs, end) = ended(&pool, &[item]).await;
+        assert!(outputs.is_empty(), "{outputs:?}");
+        assert!(
+            matches!(end, PassEnd::Failed { kind: FailureKind::Model, item: None, .. }),
+            "{item}: {end:?}"
+        );
+    }
+    let (outputs, end) = ended(&pool, &["c"]).await;
     assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
     assert_eq!(outputs.len(), 1);
     // The scratch folder of the first start remains. The pool's next start removes it.
     pool.close().await;
+}
+
+/// As where a disk hangs: nothing is written.
+#[test]
+fn a_pass_whose_item_is_not_written_can_be_cancelled_and_is_limited() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
+    runtime.block_on(async {
+        let env = Env::new();
+        for limit in ["", "item_s = 3"] {
+            let pool = program(&env, &["/bin/cat", "{input}"], limit).await;
+            // The only thread for files is busy.
+            let (go_on, waits) = std::sync::mpsc::channel::<()>();
+            tokio::task::spawn_blocking(move || waits.recv());
+            let pass = run(&pool, &["a"]);
+            until("its slot has it", || state(&pool, 0) == "running").await;
+            if limit.is_empty() {
+                pass.cancel();
+            }
+            let (_, end) = timeout(DEADLINE, pass.finish()).await.expect("it waits for the disk");
+            match end {
+                PassEnd::Cancelled { killed: false } => assert!(limit.is_empty()),
+                PassEnd::NotRun { reason } => {
+                    assert!(reason.contains("took longer than 3 s (item_s)"), "{reason}");
+                }
+                other => panic!("{other:?}"),
+            }
+            go_on.send(()).unwrap();
+            until("it is tried again", || pool.status().unavailable.is_none()).await;
+            assert_eq!(ended(&pool, &["b"]).await.0.len(), 1);
+            env.close(pool).await;
+        }
+    });
 }

@@ -1,9 +1,11 @@
 //! Restarts: when a process is started again after its predecessor died, and what waits for that.
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
+use tokio::time::timeout;
 use vramq_inference::process::{NotTaken, PassEnd};
 
-use crate::env::{Env, done, ended, run, state, texts, until};
+use crate::env::{DEADLINE, Env, done, ended, pid, run, state, texts, until};
 
 /// One job kills five processes before it is dead-lettered. Other jobs get a new process immediately after each death.
 #[tokio::test]
@@ -84,5 +86,34 @@ async fn a_crash_costs_only_its_own_pass() {
     }
     let (outputs, end) = other.finish().await;
     assert!(matches!(end, PassEnd::Done { .. }) && outputs.len() == 2, "{end:?}");
+    env.close(pool).await;
+}
+
+/// The worker is about to restart. Otherwise the pass would wait until the worker gives it up.
+#[tokio::test]
+async fn no_pass_waits_when_the_last_process_that_has_the_revision_is_gone() {
+    let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
+    let weights = folder.path().join("weights");
+    std::fs::write(&weights, "one").unwrap();
+    let pool = env.probe(&format!("instances = 2\nrevision_files = [{weights:?}]")).await;
+    let first = pid(&pool).await;
+    let busy = run(&pool, &["sleep 1000"]);
+    until("it runs", || state(&pool, 0) == "running").await;
+    std::fs::write(&weights, "two").unwrap();
+    let waits = run(&pool, &["pid"]);
+    until("the second process has another revision, and is gone", || state(&pool, 1) == "unloaded").await;
+    let (one, two) = (pool.revision(), pool.other_revision().unwrap());
+    assert_eq!(pool.status().waiting, 1);
+    kill_process(Pid::from_raw(first).unwrap(), Signal::KILL).unwrap();
+    assert!(matches!(busy.finish().await.1, PassEnd::Crashed { .. }));
+    let (outputs, end) = timeout(DEADLINE, waits.finish()).await.expect("it waits for a process");
+    let said = format!("the model has the revision {two} by now, and this worker serves {one}: ");
+    assert!(
+        outputs.is_empty() && matches!(&end, PassEnd::NotRun { reason } if reason.starts_with(&said)),
+        "{end:?}"
+    );
+    assert!(
+        matches!(pool.run(texts(&["pid"])), Err(NotTaken::Unavailable(reason)) if reason.starts_with(&said))
+    );
     env.close(pool).await;
 }

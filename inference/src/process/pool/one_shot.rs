@@ -49,7 +49,8 @@ impl SlotTask {
                 continue;
             }
             let once::Ended { end, started, learnt, left, other_revision } =
-                once::run(&shared.config, &shared.options, watch, &mut job, &mut self.closing).await;
+                once::run(&shared.config, &shared.options, watch, &self.aside, &mut job, &mut self.closing)
+                    .await;
             drop(entered);
             {
                 let mut state = shared.state();

@@ -43,17 +43,25 @@ pub(super) enum EndReason {
 /// How a pass ended, as far as its process and the next one are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RunOutcome {
-    Done,
     /// `killed`: its process was killed over it.
-    Cancelled {
-        killed: bool,
-    },
+    Cancelled { killed: bool },
     /// A disk had no room. `is_in_the_way`: it would have room without the files of this process.
-    DiskFull {
-        is_in_the_way: bool,
-    },
-    Failed,
+    DiskFull { is_in_the_way: bool },
+    /// In another way.
+    Ended,
 }
+
+/// A pass that may begin.
+struct Begun {
+    /// In the account, until the pass has ended.
+    entry: Option<Entry>,
+    /// What it costs, if it is measured.
+    cost: Option<f64>,
+    measuring: Measuring,
+}
+
+/// How a pass ends that does not begin, and what follows for its process.
+type NotBegun = (PassEnd, Result<RunOutcome, EndReason>);
 
 impl SlotTask {
     /// Gives a process passes until it is to end, and ends it.
@@ -114,9 +122,6 @@ impl SlotTask {
                 Err(reason) => return reason,
             };
             let is_closing = *self.closing.borrow();
-            if ran == RunOutcome::Done {
-                self.backoff.succeeded();
-            }
             if !warm.is_alive() {
                 return match ran {
                     // Closing the pool ended the process.
@@ -129,7 +134,7 @@ impl SlotTask {
                 tracing::warn!(
                     model = self.shared.config.name,
                     pid = warm.pid(),
-                    "the files of the process leave no room for the files of a pass, or its scratch folder is gone: replacing the process"
+                    "the files of the process leave no room for the files of a pass, or its scratch folder is gone or does not answer: replacing the process"
                 );
                 // As a failure, so that the next process waits if this is repeated.
                 return EndReason::Failed;
@@ -155,7 +160,7 @@ impl SlotTask {
         if entry.is_asked_to_end() {
             return Err(EndReason::Asked(EVICTED));
         }
-        if let Some(job) = self.take_job(warm.passes) {
+        if let Some(job) = self.take_job_for(warm).await? {
             return Ok(job);
         }
         let config = self.shared.config.clone();
@@ -171,7 +176,7 @@ impl SlotTask {
         loop {
             tokio::select! {
                 () = self.wake.notified() => {
-                    if let Some(job) = self.take_job(warm.passes) {
+                    if let Some(job) = self.take_job_for(warm).await? {
                         return Ok(job);
                     }
                 }
@@ -179,10 +184,7 @@ impl SlotTask {
                     self.ping(warm).await?;
                     self.snapshot(warm).await;
                 }
-                error = warm.misbehaved() => {
-                    tracing::warn!(model = config.name, pid = warm.pid(), error, stderr = warm.stderr_tail(), "an idle process failed: replacing it");
-                    return Err(EndReason::Failed);
-                }
+                error = warm.misbehaved() => return Err(self.failed_idle(warm, &error)),
                 () = trim.notified() => self.trim(warm).await?,
                 () = at(trimming) => {
                     trimming = None;
@@ -193,6 +195,25 @@ impl SlotTask {
                 () = closed(&mut self.closing) => return Err(EndReason::Closing),
             }
         }
+    }
+
+    /// Takes a waiting pass, unless the process has failed since its last one: the pass would be blamed for that.
+    async fn take_job_for(&self, warm: &mut Warm) -> Result<Option<PassJob>, EndReason> {
+        self.look_at_idle(warm).await?;
+        Ok(self.take_job(warm.passes))
+    }
+
+    async fn look_at_idle(&self, warm: &mut Warm) -> Result<(), EndReason> {
+        match warm.misbehaved_by_now().await {
+            Some(error) => Err(self.failed_idle(warm, &error)),
+            None => Ok(()),
+        }
+    }
+
+    fn failed_idle(&self, warm: &Warm, error: &str) -> EndReason {
+        let (model, stderr) = (&self.shared.config.name, warm.stderr_tail());
+        tracing::warn!(model, pid = warm.pid(), error, stderr, "an idle process failed: replacing it");
+        EndReason::Failed
     }
 
     /// Takes a waiting pass. If there is none, the slot becomes idle.
@@ -210,45 +231,18 @@ impl SlotTask {
         None
     }
 
-    /// Runs a pass. The process has to end where the reason for that comes back: it did not answer before the pass or after it.
+    /// Runs a pass. The process has to end where the reason for that comes back: it failed before the pass, or did not answer after it.
     async fn run(&mut self, warm: &mut Warm, number: u64, mut job: PassJob) -> Result<RunOutcome, EndReason> {
         let shared = Arc::clone(&self.shared);
         let config = &shared.config;
-        if let Some((item, why)) = refused(&job, &warm.ready().accepts) {
-            let detail = format!("the item {why}");
-            job.end(PassEnd::Failed {
-                kind: FailureKind::Input,
-                item: Some(item),
-                detail,
-                stderr: String::new(),
-            });
-            return Ok(RunOutcome::Done);
-        }
-        let costs: Vec<Costs> = job.request.items.iter().map(Costs::new).collect();
-        let cost = of_pass(&costs, config.vram.per).filter(|_| config.vram.learn);
-        job.request.measure = cost.is_some_and(|cost| shared.state().learned.should_measure(cost));
-        // What an earlier pass left would count for this one.
-        if job.request.measure
-            && let Err(reason) = self.trim(warm).await
-        {
-            // The pass is not to blame, and another process may run it.
-            job.end(PassEnd::NotRun { reason: "its process failed before it began".to_owned() });
-            return Err(reason);
-        }
-        // Until the pass has ended.
-        let entry = self.enter_pass(warm, &mut job).await;
-        if entry.is_none() && job.cancellation.is_cancelled() {
-            job.end(PassEnd::Cancelled { killed: false });
-            return Ok(RunOutcome::Cancelled { killed: false });
-        }
-        let mut measuring = Measuring::Nothing;
-        if job.request.measure {
-            let loaded = self.estimated.as_ref().map(|estimated| estimated.loaded);
-            let (account, keeper) = (&shared.options.account, warm.keeper_pid());
-            measuring = Measuring::start(account, keeper, self.base, loaded.as_ref()).await;
-        }
+        let Begun { entry: _entry, cost, mut measuring } = match self.begin(warm, &mut job).await {
+            Ok(begun) => begun,
+            Err((end, ran)) => {
+                job.end(end);
+                return ran;
+            }
+        };
         let limits = PassLimits { model: config.name.clone(), item: config.item, kill: config.kill };
-        let is_measured = job.request.measure;
         // Its items take memory only until they are sent.
         let request = std::mem::take(&mut job.request);
         let mut end = tokio::select! {
@@ -260,30 +254,77 @@ impl SlotTask {
             never = beside_pass(&shared.options.account, &mut self.last, self.estimated.is_none(), LOOK_EVERY) => match never {},
             never = measuring.go_on() => match never {},
         };
+        if matches!(end, PassEnd::Done { .. }) {
+            self.backoff.succeeded();
+        }
         let measured = self.measured(measuring, warm).await;
-        let sampled = measured.as_ref().ok().copied().flatten();
-        if let PassEnd::Done { peak } = &mut end {
-            *peak = sampled.max(*peak);
-            if let (Some(peak), Some(cost)) = (*peak, cost.filter(|_| is_measured)) {
-                shared.state().learned.took(cost, peak);
-            }
-        }
-        if let PassEnd::OutOfMemory { report, .. } = &mut end
-            && !warm.is_alive()
-        {
-            // The last figure from before the death: now the process's own memory is free again.
-            report.free = report.free.or(self.last.map(|last| last.alive.reading.free));
-        }
+        self.add_memory(&mut end, measured.as_ref().ok().copied().flatten(), cost, warm);
         let ran = match &end {
-            PassEnd::Done { .. } => RunOutcome::Done,
             PassEnd::Cancelled { killed } => RunOutcome::Cancelled { killed: *killed },
             PassEnd::DiskFull { asked, .. } => {
                 RunOutcome::DiskFull { is_in_the_way: warm.is_in_the_way(*asked).await }
             }
-            _ => RunOutcome::Failed,
+            _ => RunOutcome::Ended,
         };
         job.end(end);
         measured.map(|_| ran)
+    }
+
+    /// Does what has to be done before a pass, which may be to wait.
+    async fn begin(&mut self, warm: &mut Warm, job: &mut PassJob) -> Result<Begun, NotBegun> {
+        let shared = Arc::clone(&self.shared);
+        if let Some((item, why)) = refused(job, &warm.ready().accepts) {
+            let (kind, detail) = (FailureKind::Input, format!("the item {why}"));
+            let end = PassEnd::Failed { kind, item: Some(item), detail, stderr: String::new() };
+            return Err((end, Ok(RunOutcome::Ended)));
+        }
+        // The pass is not to blame, and another process may run it.
+        let failed = |reason| -> NotBegun {
+            (PassEnd::NotRun { reason: "its process failed before it began".to_owned() }, Err(reason))
+        };
+        let costs: Vec<Costs> = job.request.items.iter().map(Costs::new).collect();
+        let cost = of_pass(&costs, shared.config.vram.per).filter(|_| shared.config.vram.learn);
+        let cost = cost.filter(|cost| shared.state().learned.should_measure(*cost));
+        job.request.measure = cost.is_some();
+        if job.request.measure {
+            // What an earlier pass left would count for this one.
+            self.trim(warm).await.map_err(failed)?;
+        }
+        let entry = self.enter_pass(warm, job).await;
+        if entry.is_none() && job.cancellation.is_cancelled() {
+            let ran = RunOutcome::Cancelled { killed: false };
+            return Err((PassEnd::Cancelled { killed: false }, Ok(ran)));
+        }
+        let mut measuring = Measuring::Nothing;
+        if job.request.measure {
+            let loaded = self.estimated.as_ref().map(|estimated| estimated.loaded);
+            let (account, keeper) = (&shared.options.account, warm.keeper_pid());
+            measuring = Measuring::start(account, keeper, self.base, loaded.as_ref()).await;
+        }
+        // To enter it may have taken a minute.
+        self.look_at_idle(warm).await.map_err(failed)?;
+        Ok(Begun { entry, cost, measuring })
+    }
+
+    /// Adds to the end of a pass what was seen of the device. `cost`: of a pass that was to be measured.
+    fn add_memory(&self, end: &mut PassEnd, sampled: Option<u64>, cost: Option<f64>, warm: &Warm) {
+        match end {
+            PassEnd::Done { peak } => {
+                *peak = sampled.max(*peak);
+                if let Some(cost) = cost {
+                    let mut state = self.shared.state();
+                    match *peak {
+                        Some(peak) => state.learned.took(cost, peak),
+                        None => state.learned.missed(cost),
+                    }
+                }
+            }
+            // The last figure from before the death: now the process's own memory is free again.
+            PassEnd::OutOfMemory { report, .. } if !warm.is_alive() => {
+                report.free = report.free.or(self.last.map(|last| last.alive.reading.free));
+            }
+            _ => {}
+        }
     }
 
     /// Enters a pass in the account, so that no program is loaded into what it may take. `None`: it was cancelled before, or the pool

@@ -14,11 +14,13 @@ use super::passes::EndReason;
 use super::room::{Admitted, PATIENCE};
 use super::state::State;
 use super::status::{SlotState, Unavailable};
+use crate::process::aside::Aside;
 use crate::process::child::START_LIMIT;
 use crate::process::config::Mode;
 use crate::process::difference::{Estimate, Evidence};
 use crate::process::load_watch::LoadWatch;
 use crate::process::memory::{Claim, Entry, Snapshot};
+use crate::process::program_revision::RevisionOfFiles;
 use crate::process::warm::{LoadError, Warm};
 
 /// The task of a slot. `first` receives how the first process was loaded; with it the slot starts a process without waiting for work.
@@ -38,6 +40,7 @@ pub(super) async fn serve(
         last: None,
         base: 0,
         estimated: None,
+        aside: Aside::default(),
     };
     let is_once = matches!(slot.shared.config.mode, Mode::Once(_));
     let mut first = first;
@@ -78,6 +81,8 @@ pub(super) struct SlotTask {
     pub(super) base: u64,
     /// What was estimated when it was loaded, on a device that does not tell processes apart.
     pub(super) estimated: Option<Estimated>,
+    /// Where the files of its programs are written.
+    pub(super) aside: Aside,
 }
 
 /// What was estimated of a process by difference.
@@ -143,6 +148,13 @@ impl SlotTask {
                     return false;
                 }
                 state.drop_cancelled();
+                if let Some(found) = state.other_revision.clone()
+                    && !state.is_loaded()
+                {
+                    // What waits for a process, and what comes until the worker restarts, is for other workers.
+                    let served = state.revision.clone();
+                    self.mark_unavailable(&mut state, &LoadError::OtherRevision { found, served });
+                }
                 // A process of another revision would only be refused again.
                 let is_wanted = !state.waiting.is_empty() && state.other_revision.is_none();
                 self.set(&mut state, if is_wanted { SlotState::Starting } else { SlotState::Unloaded });
@@ -157,24 +169,58 @@ impl SlotTask {
         }
     }
 
-    /// Starts a process. Its `reserved` room is kept until the process has taken it.
+    /// Starts a process, and takes it into use. Its `reserved` room is kept until the process has taken it.
     async fn load(&mut self, reserved: Entry, is_first: bool) -> Result<(Warm, Entry), LoadError> {
         let shared = Arc::clone(&self.shared);
         let config = &shared.config;
-        let account = &shared.options.account;
         self.update(SlotState::Loading);
-        let mut closing = self.closing.clone();
-        // The files may be on a file system that hangs, and the reserved room is lost to others meanwhile.
-        let files = tokio::select! {
-            files = timeout(config.load, config.revision_of_files()) => {
-                files.unwrap_or_else(|_| Err(slow_files(config.load))).map_err(LoadError::Start)?
-            }
-            () = closed(&mut closing) => return Err(LoadError::Start("the worker is ending".to_owned())),
-        };
-        let before = account.snapshot().await;
-        let entered = OnceLock::new();
+        let files = self.revision_of_files().await?;
+        let before = shared.options.account.snapshot().await;
         let began = Instant::now();
-        let index = self.index;
+        let mut reserved = Some(reserved);
+        let (mut warm, entry) = self.start(&mut reserved, before, is_first).await?;
+        let needed = self.enter_loaded(&warm, &entry, reserved, before).await;
+        let revision = files.with(warm.ready().revision.as_deref());
+        let accepted = shared.state().accept(revision, warm.ready());
+        if let Err(error) = accepted {
+            self.until_ended(&entry, config.kill * 2 + PATIENCE, warm.end(config.kill, &config.name)).await;
+            return Err(error);
+        }
+        let held_bytes = self.base;
+        let mut state = shared.state();
+        needed.into_iter().for_each(|bytes| state.learned.loaded(bytes));
+        if state.unavailable.take().is_some() {
+            tracing::info!(model = config.name, "the model has a process again");
+        }
+        state.slots[self.index].status.loaded(warm.pid(), held_bytes);
+        drop(state);
+        let took_ms = began.elapsed().as_millis();
+        tracing::info!(model = config.name, pid = warm.pid(), held_bytes, took_ms, "process loaded");
+        Ok((warm, entry))
+    }
+
+    /// Limited in time: the files may be on a file system that hangs, and the reserved room is lost to others meanwhile.
+    async fn revision_of_files(&self) -> Result<RevisionOfFiles, LoadError> {
+        let config = &self.shared.config;
+        let mut closing = self.closing.clone();
+        tokio::select! {
+            files = timeout(config.load, config.revision_of_files()) => {
+                files.unwrap_or_else(|_| Err(slow_files(config.load))).map_err(LoadError::Start)
+            }
+            () = closed(&mut closing) => Err(LoadError::Start("the worker is ending".to_owned())),
+        }
+    }
+
+    /// Starts a process, and waits until it is loaded. Gives its `reserved` room up if it is to end, and does not.
+    async fn start(
+        &mut self,
+        reserved: &mut Option<Entry>,
+        before: Option<Snapshot>,
+        is_first: bool,
+    ) -> Result<(Warm, Entry), LoadError> {
+        let shared = Arc::clone(&self.shared);
+        let (config, account) = (&shared.config, &shared.options.account);
+        let (entered, index) = (OnceLock::new(), self.index);
         let started = |keeper| {
             entered.get_or_init(|| account.enter(keeper));
             shared.state().slots[index].status.loading_under = Some(keeper);
@@ -184,48 +230,45 @@ impl SlotTask {
             shared.state().slots[index].status.holds(bytes);
         };
         let mut watch = LoadWatch::new(account, before, holds);
-        let (launcher, view, stop) = (&shared.options.launcher, account.view(), closed(&mut closing));
-        let loading = Warm::load(launcher, config, view, started, &mut watch, is_first, stop);
-        let mut reserved = Some(reserved);
+        let mut closing = self.closing.clone();
+        let (options, stop) = (&shared.options, closed(&mut closing));
+        let loading = Warm::load(config, options, &self.aside, started, &mut watch, is_first, stop);
         let does_not_end = || {
             // What it has taken of its room is in its entry.
             drop(reserved.take());
             entered.get().into_iter().for_each(Entry::is_stuck);
             self.update(SlotState::Ending { since: Instant::now() });
         };
-        let limit = START_LIMIT + config.load + config.kill * 2 + PATIENCE;
+        let limit = START_LIMIT * 2 + config.load + config.kill * 2 + PATIENCE;
         let loaded = self.unless_long(limit, loading, does_not_end).await;
-        let mut warm = loaded.inspect_err(|_| self.last = watch.claim())?;
+        let warm = loaded.inspect_err(|_| self.last = watch.claim())?;
         let entry = entered.into_inner().unwrap_or_else(|| account.enter(warm.keeper_pid()));
-        let (Estimate { held, sure, needed }, is_estimated) = self.loaded(&warm, before).await;
+        Ok((warm, entry))
+    }
+
+    /// Enters what a process holds that was just loaded; then its `reserved` room is no longer needed. What its load needed, if anything is
+    /// known.
+    async fn enter_loaded(
+        &mut self,
+        warm: &Warm,
+        entry: &Entry,
+        reserved: Option<Entry>,
+        before: Option<Snapshot>,
+    ) -> Option<u64> {
+        let (Estimate { held, sure, needed }, is_estimated) = self.loaded(warm, before).await;
         entry.holds(held, is_estimated);
         drop(reserved);
-        if shared.state().unavailable.is_some() {
+        if self.shared.state().unavailable.is_some() {
             entry.is_kept();
         }
         entry.is_loaded();
-        let snapshot = account.snapshot().await.or(before);
+        let snapshot = self.shared.options.account.snapshot().await.or(before);
         self.last = snapshot.map(|alive| Claim { alive, held, sure });
         self.estimated = snapshot
             .filter(|_| is_estimated)
             .map(|loaded| Estimated { needed: needed.unwrap_or_default(), loaded });
         self.base = held;
-        let revision = files.with(warm.ready().revision.as_deref());
-        let accepted = shared.state().accept(revision, warm.ready());
-        if let Err(error) = accepted {
-            self.until_ended(&entry, config.kill * 2 + PATIENCE, warm.end(config.kill, &config.name)).await;
-            return Err(error);
-        }
-        let mut state = shared.state();
-        needed.into_iter().for_each(|bytes| state.learned.loaded(bytes));
-        if state.unavailable.take().is_some() {
-            tracing::info!(model = config.name, "the model has a process again");
-        }
-        state.slots[self.index].status.loaded(warm.pid(), held);
-        drop(state);
-        let took_ms = began.elapsed().as_millis();
-        tracing::info!(model = config.name, pid = warm.pid(), held_bytes = held, took_ms, "process loaded");
-        Ok((warm, entry))
+        needed
     }
 
     /// What the process holds that was just loaded, and whether that is an estimate. `before` is from before it was started.

@@ -1,16 +1,19 @@
 //! Loads a warm process: starts it, sends `hello`, and waits for `ready` or an error.
 
+use std::io;
+use std::sync::Arc;
+
 use tokio::time::{Duration, Instant, timeout};
 
 use super::{Ready, Warm};
-use crate::process::child::{Child, StartError};
+use crate::process::aside::Aside;
+use crate::process::child::{Child, START_LIMIT, StartError};
 use crate::process::config::{Mode, ProcessConfig};
-use crate::process::device_view::DeviceView;
 use crate::process::device_view::Reading;
 use crate::process::frames::{Frames, NoFrame, name};
-use crate::process::keeper::{Death, OutputUse};
-use crate::process::launch::Launcher;
+use crate::process::keeper::{Death, OutputUse, Spec};
 use crate::process::load_watch::LoadWatch;
+use crate::process::pool::PoolOptions;
 use crate::process::protocol::{FromModel, OomReport, ToModel, VERSION};
 
 /// Why a process is not loaded. Nothing of it is left, unless the worker is starting, and the process was killed and does not end.
@@ -74,24 +77,28 @@ impl LoadError {
 const REVISION_BYTES_MAX: usize = vramq_schemas::fields::TEXT_BYTES_MAX;
 
 impl Warm {
-    /// Starts the program, and waits until the model is loaded or until `stop`. `started` gets the keeper's process id, and `watch` sees
-    /// what the process holds. `is_first`: the worker is starting, so a process that does not end is not waited for without limit.
+    /// Starts the program, and waits until the model is loaded or until `stop`. `aside` is that of its slot. `started` gets the keeper's
+    /// process id, and `watch` sees what the process holds. `is_first`: the worker is starting, so a process that does not end is not waited
+    /// for without limit.
     ///
     /// # Errors
     /// See [`LoadError`].
     pub async fn load(
-        launcher: &Launcher,
         config: &ProcessConfig,
-        view: &dyn DeviceView,
+        options: &PoolOptions,
+        aside: &Aside,
         started: impl FnOnce(i32),
         watch: &mut LoadWatch<impl Fn(i32, u64)>,
         is_first: bool,
         stop: impl Future<Output = ()>,
     ) -> Result<Self, LoadError> {
         debug_assert_eq!(config.mode, Mode::Warm);
-        let spec = launcher
-            .spec(config, view, config.command.clone(), OutputUse::Protocol)
-            .map_err(|error| LoadError::Start(format!("make the scratch folder: {error}")))?;
+        let mut stop = std::pin::pin!(stop);
+        let spec = tokio::select! {
+            spec = timeout(START_LIMIT, spec(config, options, aside)) => spec.unwrap_or_else(|_| Err(slow_disk()))?,
+            () = &mut stop => return Err(LoadError::Start("the pool was closed".to_owned())),
+        };
+        let (launcher, view) = (&options.launcher, options.account.view());
         let began = Instant::now();
         let (child, socket) = Child::start(&launcher.keeper, &spec, &config.name).await?;
         let keeper = child.keeper_pid();
@@ -102,6 +109,7 @@ impl Warm {
             socket,
             frames: Frames::read(read),
             ready: Ready::default(),
+            aside: aside.clone(),
             pings: 0,
             is_stuck: false,
             load_took: Duration::ZERO,
@@ -119,7 +127,7 @@ impl Warm {
         let limit = config.load;
         let loaded = tokio::select! {
             loaded = timeout(limit, warm.hello(hello)) => loaded.map_err(|_| Refused::TimedOut).flatten(),
-            () = stop => Err(Refused::Stopped),
+            () = &mut stop => Err(Refused::Stopped),
             never = watch.go_on(keeper) => match never {},
         };
         let error = match loaded {
@@ -172,6 +180,26 @@ impl Warm {
             other => Err(Refused::NoFrame(NoFrame::Fault(format!("{} before `ready`", name(&other))))),
         }
     }
+}
+
+/// What to start. Its scratch folder exists.
+async fn spec(config: &ProcessConfig, options: &PoolOptions, aside: &Aside) -> Result<Spec, LoadError> {
+    let (config, launcher, account) =
+        (config.clone(), options.launcher.clone(), Arc::clone(&options.account));
+    let make = move || launcher.spec(&config, account.view(), config.command.clone(), OutputUse::Protocol);
+    let made = aside.run(make, discard).await;
+    let made = made.unwrap_or_else(|| Err(io::Error::other("internal error; please report it")));
+    made.map_err(|error| LoadError::Start(format!("make the scratch folder: {error}")))
+}
+
+fn discard(spec: io::Result<Spec>) {
+    if let Ok(Spec { scratch, .. }) = spec {
+        let _ = std::fs::remove_dir_all(scratch);
+    }
+}
+
+fn slow_disk() -> LoadError {
+    LoadError::Start(format!("to make the scratch folder took longer than {} s", START_LIMIT.as_secs()))
 }
 
 /// Ends the first process of a model after a failed load. Limited in time, because the worker's start waits for it.

@@ -5,11 +5,13 @@ mod packed;
 
 use std::path::Path;
 
+use futures_util::FutureExt as _;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::time::{Duration, Instant, sleep_until, timeout};
 
 use super::accepts::Accepts;
+use super::aside::{Aside, tidy};
 use super::child::Child;
 use super::frame::Frame;
 use super::frames::{Frames, LAST_WORD, NoFrame, name, next};
@@ -35,6 +37,8 @@ pub struct Warm {
     socket: OwnedWriteHalf,
     frames: Frames,
     ready: Ready,
+    /// Where its files are written.
+    aside: Aside,
     pings: u64,
     /// It was killed, and does not end.
     is_stuck: bool,
@@ -88,20 +92,25 @@ impl Warm {
     ) -> PassEnd {
         self.passes += 1;
         let (scratch, items) = (self.child.scratch().to_owned(), request.items.len());
-        let packed = Packed::of(number, request, limits.soft(items), &scratch, cancellation).await;
+        let packed = Packed::of(number, request, limits, &scratch, &self.aside, cancellation).await;
         let Packed { frame, files } = match packed {
             Ok(packed) => packed,
             Err(end) => return end,
         };
         self.printed_before = self.child.stderr_mark();
         let pass = Pass { number, items, scratch: &scratch, limits, events };
-        let end = self.run_frame(&frame, pass, cancellation).await;
+        let end = self.run_frame(frame, pass, cancellation).await;
         self.frames.pass_ended(number);
         files.remove().await;
         end
     }
 
-    async fn run_frame(&mut self, bytes: &[u8], pass: Pass<'_>, cancellation: &mut Cancellation) -> PassEnd {
+    async fn run_frame(
+        &mut self,
+        mut bytes: Vec<u8>,
+        pass: Pass<'_>,
+        cancellation: &mut Cancellation,
+    ) -> PassEnd {
         let mut steps = Steps::new(pass.number, pass.items, pass.scratch.to_owned());
         // Before the first output the limit is that of the whole pass. After each output it is that of the next one.
         let whole = Instant::now() + pass.limits.soft(pass.items);
@@ -143,11 +152,14 @@ impl Warm {
                     Ok(Step::End(end)) => return self.ended(end, stop, limit, pass.limits).await,
                     Err(no_frame) => return self.failed(no_frame, &pass).await,
                 },
-                result = self.socket.write(&bytes[written..]), if written < bytes.len() => match result {
-                    Ok(length) => written += length,
-                    // The program closed its end. A frame, or its death, says why.
-                    Err(_) => written = bytes.len(),
-                },
+                result = self.socket.write(&bytes[written..]), if written < bytes.len() => {
+                    // An error: the program closed its end. A frame, or its death, says why.
+                    written += result.unwrap_or(bytes.len() - written);
+                    if written == bytes.len() {
+                        // The pass may be long.
+                        (bytes, written) = (Vec::new(), 0);
+                    }
+                }
             }
         }
     }
@@ -208,18 +220,19 @@ impl Warm {
         }
     }
 
-    /// Whether its successor has the room on the disk that a pass had not, because the files in its own scratch folder take as much, or
-    /// because the folder is gone. Where it is not known how much was `asked` for, they are in the way if they take more than is free.
+    /// Whether its successor may have the room on the disk that a pass had not, because the files in its own scratch folder take as much, or
+    /// because the folder is gone, or does not answer: a disk that hangs keeps the successor from being loaded. Where it is not known how much
+    /// was `asked` for, they are in the way if they take more than is free.
     pub fn is_in_the_way(&self, asked: Option<u64>) -> impl Future<Output = bool> + use<> {
         let folder = self.child.scratch().to_owned();
         async move {
-            // Off the runtime, because a program may have many files.
-            let looked = tokio::task::spawn_blocking(move || {
+            // A program may have many files.
+            let looked = tidy(move || {
                 let least = if asked.is_some() { 1 } else { IN_THE_WAY_MIN };
                 let bytes = asked.or_else(|| scratch::free(&folder)).unwrap_or(0);
                 scratch::is_to_be_replaced(&folder, bytes.max(least))
             });
-            looked.await.unwrap_or(false)
+            looked.await.unwrap_or(true)
         }
     }
 
@@ -235,6 +248,17 @@ impl Warm {
             Err(NoFrame::Died(death)) => format!("the program {death}"),
             Err(NoFrame::Fault(fault)) => fault,
         }
+    }
+
+    /// What an idle process has done by now that it should not: it died, or sent a frame unasked. Waits only to learn of a death that shows
+    /// already.
+    pub async fn misbehaved_by_now(&mut self) -> Option<String> {
+        let seen = self.misbehaved().now_or_never();
+        // Its keeper may not have said yet how it died.
+        if seen.is_none() && (self.frames.are_over() || self.child.death().is_some()) {
+            return Some(self.misbehaved().await);
+        }
+        seen
     }
 
     /// Asks an idle process whether it is there.

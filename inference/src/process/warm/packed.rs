@@ -3,10 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use tokio::sync::oneshot;
-use tokio::task::spawn_blocking;
-use tokio::time::Duration;
+use tokio::time::{Duration, sleep};
 
+use super::PassLimits;
+use crate::process::aside::{Aside, tidy};
 use crate::process::frame::Frame;
 use crate::process::item::{self, Item};
 use crate::process::pass::{Cancellation, PassEnd, PassRequest};
@@ -31,40 +31,32 @@ pub(super) struct Files {
 }
 
 impl Packed {
-    /// Packs a pass, which is cancelled after `limit`.
+    /// Packs a pass.
     ///
     /// # Errors
-    /// How the pass ends without having begun. It has no files then.
+    /// How the pass ends without having begun. It has no files then, or soon none.
     pub(super) async fn of(
         pass: u64,
         request: PassRequest,
-        limit: Duration,
+        limits: &PassLimits,
         scratch: &Path,
+        aside: &Aside,
         cancellation: &mut Cancellation,
     ) -> Result<Self, PassEnd> {
         let bytes: u64 = request.items.iter().map(Item::size).sum();
+        let soft = limits.soft(request.items.len());
         if bytes <= AT_ONCE_BYTES_MAX as u64 {
-            return pack(pass, request, limit, scratch);
+            return pack(pass, request, soft, scratch);
         }
-        let (sender, mut packed) = oneshot::channel();
         let scratch = scratch.to_owned();
-        spawn_blocking(move || {
-            let items = request.items.len();
-            if sender.send(pack(pass, request, limit, &scratch)).is_err() {
-                // Cancelled meanwhile.
-                item::unpack(pass, items, &scratch);
-            }
-        });
         tokio::select! {
-            // An `Err` is a panic, which was logged.
-            packed = &mut packed => return packed.unwrap_or_else(|_| Err(not_packed())),
-            _ = cancellation.wait() => {}
+            // `None` is a panic, which was logged.
+            packed = aside.run(move || pack(pass, request, soft, &scratch), discard) => {
+                packed.unwrap_or_else(|| Err(not_packed()))
+            }
+            _ = cancellation.wait() => Err(PassEnd::Cancelled { killed: false }),
+            () = sleep(limits.item) => Err(PassEnd::slow_disk("write the items to the scratch folder", limits.item)),
         }
-        packed.close();
-        if let Ok(Ok(Self { files, .. })) = packed.try_recv() {
-            files.remove().await;
-        }
-        Err(PassEnd::Cancelled { killed: false })
     }
 }
 
@@ -72,8 +64,19 @@ impl Files {
     /// Removes those that the program has left.
     pub(super) async fn remove(self) {
         if self.items > 0 {
-            let _ = spawn_blocking(move || item::unpack(self.pass, self.items, &self.scratch)).await;
+            tidy(move || self.remove_now()).await;
         }
+    }
+
+    fn remove_now(&self) {
+        item::unpack(self.pass, self.items, &self.scratch);
+    }
+}
+
+/// Removes the files of a pass that does not begin.
+fn discard(packed: Result<Packed, PassEnd>) {
+    if let Ok(Packed { files, .. }) = packed {
+        files.remove_now();
     }
 }
 
@@ -81,7 +84,8 @@ fn pack(pass: u64, request: PassRequest, limit: Duration, scratch: &Path) -> Res
     let count = request.items.len();
     let (items, blobs) = item::pack(pass, &request.items, scratch).map_err(|error| {
         item::unpack(pass, count, scratch);
-        PassEnd::not_written(&error, &request.items, scratch)
+        let bytes = request.items.iter().map(Item::size).sum();
+        PassEnd::not_written(&error, count, bytes, scratch)
     })?;
     let PassRequest { items: inputs, params, budget, measure, .. } = request;
     drop(inputs);
@@ -111,11 +115,14 @@ mod tests {
     use std::sync::{Arc, mpsc};
 
     use futures_util::{FutureExt as _, poll};
+    use tokio::task::spawn_blocking;
 
     use super::*;
     use crate::process::pass::PassJob;
 
-    const LIMIT: Duration = Duration::from_secs(60);
+    fn limits(item: Duration) -> PassLimits {
+        PassLimits { model: "m".to_owned(), item, kill: Duration::ZERO }
+    }
 
     fn request(item: Item) -> PassRequest {
         PassRequest { items: vec![item], ..PassRequest::default() }
@@ -138,15 +145,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (scratch, files) = (folder.path(), || std::fs::read_dir(folder.path()).unwrap().count());
         let (mut job, handle) = PassJob::new(PassRequest::default(), &Arc::default());
-        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+        let (mut limits, aside) = (limits(Duration::from_secs(600)), Aside::default());
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_time().max_blocking_threads(1).build().unwrap();
         runtime.block_on(async {
             let small = request(Item::Text("small".to_owned()));
-            let packed = Packed::of(1, small, LIMIT, scratch, &mut job.cancellation).now_or_never();
+            let packed =
+                Packed::of(1, small, &limits, scratch, &aside, &mut job.cancellation).now_or_never();
             assert!(matches!(packed, Some(Ok(Packed { files: Files { items: 0, .. }, .. }))), "{packed:?}");
 
             let go_on = busy();
             {
-                let mut packing = pin!(Packed::of(2, large(), LIMIT, scratch, &mut job.cancellation));
+                let packing = Packed::of(2, large(), &limits, scratch, &aside, &mut job.cancellation);
+                let mut packing = pin!(packing);
                 assert!(poll!(packing.as_mut()).is_pending());
                 go_on.send(()).unwrap();
                 let packed = packing.await.unwrap();
@@ -156,9 +167,17 @@ mod tests {
             }
 
             let go_on = busy();
+            limits.item = Duration::from_millis(1);
+            let packing = Packed::of(3, large(), &limits, scratch, &aside, &mut job.cancellation);
+            let end = packing.await.unwrap_err();
+            assert!(
+                matches!(&end, PassEnd::DiskFull { detail, .. } if detail.contains("took longer than 0.001 s")),
+                "{end:?}"
+            );
             handle.cancel();
-            let end = Packed::of(3, large(), LIMIT, scratch, &mut job.cancellation).await.unwrap_err();
-            assert_eq!(end, PassEnd::Cancelled { killed: false });
+            limits.item = Duration::from_secs(600);
+            let packing = Packed::of(4, large(), &limits, scratch, &aside, &mut job.cancellation);
+            assert_eq!(packing.await.unwrap_err(), PassEnd::Cancelled { killed: false });
             go_on.send(()).unwrap();
             // Its turn comes after the thread has packed.
             spawn_blocking(|| ()).await.unwrap();
