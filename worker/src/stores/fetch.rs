@@ -21,7 +21,7 @@ use super::{Awaited, MEMORY_UNIT, Place, Store, Stores, Wanted, of_item, stores_
 const FETCHES_PER_JOB: usize = 4;
 
 /// How long fetching all inputs of a job may take, including the wait for memory and for other jobs' fetches. After it another worker may
-/// be faster. The core ends a fetch earlier if the job may not be held for so long.
+/// be faster.
 const JOB_MAX: Duration = Duration::from_secs(300);
 
 /// How many bytes are read at a time.
@@ -54,24 +54,33 @@ impl Reservation {
 type Parts = BTreeMap<StoreIndex, Arc<OwnedSemaphorePermit>>;
 
 impl Stores {
-    /// Fetches the inputs that a job refers to, at most `job_max` bytes together. May be dropped: fetches that have begun end by
-    /// themselves.
+    /// Fetches the inputs that a job refers to, at most `job_max` bytes together, and for no longer than `until`. May be dropped: fetches
+    /// that have begun end by themselves.
     ///
     /// # Errors
     /// The fault of the first input that cannot be fetched.
-    pub async fn fetch(&self, wanted: Vec<Wanted>, job_max: u64) -> Result<Fetched, FetchFault> {
+    pub async fn fetch(
+        &self,
+        wanted: Vec<Wanted>,
+        job_max: u64,
+        until: Instant,
+    ) -> Result<Fetched, FetchFault> {
         let stores = stores_of(&wanted);
+        let began = Instant::now();
+        let until = until.min(began + JOB_MAX);
+        let longest = until.saturating_duration_since(began);
         // Reading from a folder has no limit of its own, so without other reasons all stores of the job are at fault.
         let late = |what: &str, stores: Vec<StoreIndex>| {
-            let mut error = format!("the job's inputs were not fetched within {} s{what}", JOB_MAX.as_secs());
+            let seconds = longest.as_secs_f64();
+            let mut error = format!("the job's inputs were not fetched within {seconds:.0} s{what}");
             if !stores.is_empty() {
                 let names: Vec<_> = stores.iter().map(|store| self.stores[store.0].name.as_str()).collect();
                 error += &format!("; stores that did not answer: {}", names.join(", "));
             }
             let rejection = Rejection::new(Reason::StoreUnavailable, error);
-            FetchFault { rejection, is_transient: true, stores, took: JOB_MAX }
+            FetchFault { rejection, is_transient: true, stores, took: longest }
         };
-        let until = tokio::time::Instant::now() + JOB_MAX;
+        let until = tokio::time::Instant::from_std(until);
         let objects_max =
             wanted.iter().fold(0_u64, |sum, wanted| sum.saturating_add(wanted.store.object_max));
         let bound = objects_max.min(job_max);
