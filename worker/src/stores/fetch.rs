@@ -15,7 +15,7 @@ use vramq_core::units::Mib;
 use vramq_schemas::Reason;
 use vramq_stores::Fault;
 
-use super::{Awaited, MEMORY_UNIT, Place, Store, Stores, Wanted, of_item, stores_of};
+use super::{MEMORY_UNIT, Place, Store, Stores, Wanted, of_item, stores_of};
 
 /// The most inputs of one job that are fetched at a time, so that a job with many does not block a store's other fetches.
 const FETCHES_PER_JOB: usize = 4;
@@ -147,11 +147,11 @@ async fn fetch_one(
     let fetch = async {
         // Never closed.
         let permit = Arc::clone(&store.fetches).acquire_owned().await.ok();
-        let _awaited = Awaited::count(&store.awaited);
+        let (_of_job, of_thread) = store.abandoned.begin();
         let began = Instant::now();
         let fetch = tokio::task::spawn_blocking(move || {
             // They stay with the thread, even if it hangs and the job has given it up.
-            let (_permit, _part) = (permit, part);
+            let (_permit, _part, _of_thread) = (permit, part, of_thread);
             read(&wanted, &reservation, bound)
         });
         let result = fetch.await.unwrap_or_else(|_| {

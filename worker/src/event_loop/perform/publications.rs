@@ -105,7 +105,7 @@ impl EventLoop {
             Some((store, owner)) => {
                 let completions = self.completions.clone();
                 tokio::spawn(async move {
-                    let encoded = match of_run.stored(run.offset, &store, &owner).await {
+                    let encoded = match of_run.stored(run.offset, &store, &owner, encoding).await {
                         Ok((of_run, unwritten)) => {
                             // An `Err`, here and below, means that the process ends.
                             let encoded = tokio::task::spawn_blocking(move || encode(of_run)).await;
