@@ -25,9 +25,16 @@ use crate::model::Model;
 
 impl EventLoop {
     pub(crate) fn publish(&mut self, job: JobKey, publication: Publication) {
-        let Some(stored) = self.jobs.get(job) else { return };
+        // The core publishes only about jobs of this session that it has not released.
+        let Some(stored) = self.jobs.get_mut(job) else {
+            return tracing::error!(
+                %job,
+                "internal error: a job was released before its message was published. It stays unacknowledged until the session \
+                 ends; please report it"
+            );
+        };
         let model = Arc::clone(&self.context.models[stored.model.0]);
-        let Some(payload) = self.jobs.payload_mut(job) else { return };
+        let payload = &mut stored.payload;
         let (received, identity) = (Arc::clone(&payload.received), Arc::clone(&self.context.identity));
         // The body is copied into these messages, so its size decides where they are built.
         let bytes = received.delivery.data.len();
