@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
@@ -35,11 +35,36 @@ pub struct Fetched {
     pub memory: OwnedSemaphorePermit,
 }
 
-/// The memory for the inputs of a job while they are read.
+/// Host memory that is reserved for a job, in permits.
+struct Reserved(Mutex<OwnedSemaphorePermit>);
+
+impl Reserved {
+    fn new(permits: OwnedSemaphorePermit) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(permits)))
+    }
+
+    /// Removes and returns memory for so many bytes; `None` if there is less.
+    fn take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        self.permits().split(permits_of(bytes) as usize)
+    }
+
+    /// Returns all but the memory for so many bytes to the other jobs.
+    fn keep(&self, bytes: u64) {
+        let mut permits = self.permits();
+        let excess = permits.num_permits().saturating_sub(permits_of(bytes) as usize);
+        drop(permits.split(excess));
+    }
+
+    fn permits(&self) -> MutexGuard<'_, OwnedSemaphorePermit> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the reads of a job share.
 struct Reservation {
     /// Reserved bytes that are not used yet.
     left: AtomicU64,
-    memory: OwnedSemaphorePermit,
+    memory: Arc<Reserved>,
 }
 
 impl Reservation {
@@ -49,9 +74,37 @@ impl Reservation {
     }
 }
 
-/// What a job takes of each of its stores' memory. A read that hangs keeps the part of its store when its job gives it up, because it keeps
-/// its reservation. So it leaves the rest of the memory to the other stores.
-type Parts = BTreeMap<StoreIndex, Arc<OwnedSemaphorePermit>>;
+/// What a job takes of the memory of one of its stores. Each of its reads from the store has it, too.
+struct Part {
+    object_max: u64,
+    memory: Arc<Reserved>,
+}
+
+/// All memory of a job while its inputs are fetched. A read that hangs goes on when its job gives it up. It keeps memory for its object, of
+/// its store's part, and leaves the rest to other jobs and other stores.
+struct Held {
+    parts: BTreeMap<StoreIndex, Part>,
+    reservation: Arc<Reservation>,
+}
+
+impl Held {
+    fn part(&self, store: StoreIndex) -> Option<Arc<Reserved>> {
+        self.parts.get(&store).map(|part| Arc::clone(&part.memory))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut kept = 0_u64;
+        for Part { object_max, memory } in self.parts.values() {
+            let reads = Arc::strong_count(memory).saturating_sub(1) as u64;
+            let bytes = reads.saturating_mul(*object_max);
+            memory.keep(bytes);
+            kept = kept.saturating_add(bytes);
+        }
+        self.reservation.memory.keep(kept);
+    }
+}
 
 impl Stores {
     /// Fetches the inputs that a job refers to, at most `job_max` bytes together, and for no longer than `until`. May be dropped: fetches
@@ -85,30 +138,28 @@ impl Stores {
             wanted.iter().fold(0_u64, |sum, wanted| sum.saturating_add(wanted.store.object_max));
         let bound = objects_max.min(job_max);
         let reserved = tokio::time::timeout_at(until, self.reserve(&wanted, bound)).await;
-        let Ok(Some((parts, memory))) = reserved else {
+        let Ok(Some(held)) = reserved else {
             // A wait behind other jobs is no fault of a store, but one behind reads that hang is.
             let hung = stores.into_iter().filter(|store| self.stores[store.0].has_abandoned_reads());
             let what = ": the host memory for fetched inputs (worker.fetch_mib) is taken";
             return Err(late(what, hung.collect()));
         };
-        let reservation = Arc::new(Reservation { left: AtomicU64::new(bound), memory });
         let fetches = stream::iter(wanted).map(|wanted| {
-            let part = parts.get(&wanted.store.index).cloned();
-            fetch_one(wanted, part, Arc::clone(&reservation), bound)
+            let part = held.part(wanted.store.index);
+            fetch_one(wanted, part, Arc::clone(&held.reservation), bound)
         });
         let inputs = fetches.buffered(FETCHES_PER_JOB).try_collect::<Vec<_>>();
         let Ok(inputs) = tokio::time::timeout_at(until, inputs).await else {
             return Err(late("", stores));
         };
         let inputs = inputs?;
-        // All fetches have ended, so this is the only reference.
-        let Some(Reservation { left, mut memory }) = Arc::into_inner(reservation) else {
+        let Reservation { left, memory } = &*held.reservation;
+        // Cannot be `None`: no more was used than is reserved.
+        let Some(memory) = memory.take(bound.saturating_sub(left.load(Ordering::Acquire))) else {
             return Err(late("", Vec::new()));
         };
-        let taken = permits_of(bound - left.into_inner());
-        drop(memory.split(memory.num_permits().saturating_sub(taken as usize)));
-        // The inputs are here, so the stores' parts are free for other jobs.
-        drop(parts);
+        // The inputs are here, so the rest is free for other jobs, and so are the stores' parts.
+        drop(held);
         Ok(Fetched { inputs, memory })
     }
 }
@@ -116,18 +167,20 @@ impl Stores {
 impl Stores {
     /// Reserves memory for the inputs of a job: first each store's part, where jobs for a store that does not answer wait for each other,
     /// then the common part. Always in the order of the stores, so that two jobs cannot deadlock.
-    async fn reserve(&self, wanted: &[Wanted], bound: u64) -> Option<(Parts, OwnedSemaphorePermit)> {
+    async fn reserve(&self, wanted: &[Wanted], bound: u64) -> Option<Held> {
         let permits = permits_of(bound);
-        let mut parts = Parts::new();
+        let mut parts = BTreeMap::new();
         for store in &self.stores {
             if wanted.iter().any(|wanted| Arc::ptr_eq(&wanted.store, store)) {
                 let permits = permits.min(store.memory_max);
-                let part = Arc::clone(&store.memory).acquire_many_owned(permits).await.ok()?;
-                parts.insert(store.index, Arc::new(part));
+                let memory = Arc::clone(&store.memory).acquire_many_owned(permits).await.ok()?;
+                let memory = Reserved::new(memory);
+                parts.insert(store.index, Part { object_max: store.object_max, memory });
             }
         }
         let memory = Arc::clone(&self.memory).acquire_many_owned(permits).await.ok()?;
-        Some((parts, memory))
+        let reservation = Reservation { left: AtomicU64::new(bound), memory: Reserved::new(memory) };
+        Some(Held { parts, reservation: Arc::new(reservation) })
     }
 }
 
@@ -138,7 +191,7 @@ fn permits_of(bytes: u64) -> u32 {
 
 async fn fetch_one(
     wanted: Wanted,
-    part: Option<Arc<OwnedSemaphorePermit>>,
+    part: Option<Arc<Reserved>>,
     reservation: Arc<Reservation>,
     bound: u64,
 ) -> Result<(usize, Vec<u8>), FetchFault> {

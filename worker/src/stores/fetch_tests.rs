@@ -137,7 +137,7 @@ async fn a_store_that_does_not_answer_leaves_the_others_their_part() {
 
 /// As when a folder hangs: the job's time is over, or it is withdrawn, and its read goes on.
 #[tokio::test]
-async fn a_read_that_its_job_has_given_up_keeps_its_stores_part_of_the_memory() {
+async fn a_read_that_its_job_has_given_up_keeps_memory_for_its_object_of_its_stores_part() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
     let silent = StoreConfig {
@@ -145,7 +145,7 @@ async fn a_read_that_its_job_has_given_up_keeps_its_stores_part_of_the_memory() 
         prefix: url.parse().unwrap(),
         is_private: true,
         cloud: None,
-        object_max: 16 * KIB,
+        object_max: 4 * KIB,
         timeout: Duration::from_secs(60),
     };
     let other = StoreConfig {
@@ -160,20 +160,20 @@ async fn a_read_that_its_job_has_given_up_keeps_its_stores_part_of_the_memory() 
     let left = |store: &Store| store.memory.available_permits() as u64 * MEMORY_UNIT;
 
     // Only the input of the silent store is read; the other one's part is reserved with it.
-    let (parts, memory) = stores.reserve(&of_both, 8 * KIB).await.unwrap();
+    let held = stores.reserve(&of_both, 8 * KIB).await.unwrap();
     assert_eq!((left(silent), left(other), free(&stores)), (8 * KIB, 8 * KIB, 24 * KIB));
-    let reservation = Arc::new(Reservation { left: AtomicU64::new(8 * KIB), memory });
     let [_, wanted] = of_both;
-    let part = parts.get(&silent.index).cloned();
+    let (part, reservation) = (held.part(silent.index), Arc::clone(&held.reservation));
     let mut read = Box::pin(fetch_one(wanted, part, reservation, 8 * KIB));
     let connection = tokio::select! {
         read = &mut read => panic!("{read:?}"),
         accepted = listener.accept() => accepted.unwrap(),
     };
     assert!(!silent.has_abandoned_reads(), "its job waits");
-    drop((read, parts));
+    drop(read);
+    drop(held);
     assert!(silent.has_abandoned_reads() && !other.has_abandoned_reads());
-    assert_eq!((left(silent), left(other), free(&stores)), (8 * KIB, 16 * KIB, 24 * KIB));
+    assert_eq!((left(silent), left(other), free(&stores)), (12 * KIB, 16 * KIB, 28 * KIB));
 
     drop((listener, connection));
     let ended = async {
