@@ -204,8 +204,8 @@ impl OutputStore {
         })
     }
 
-    /// Writes an output; `None` if the folder hangs and the output does not wait for it. While the output has a place for its own write, the
-    /// other places are too few to count as a hang.
+    /// Writes an output; `None` if the folder hangs and the output does not wait for it. While the output has a place for its own write,
+    /// the other places are too few to count as a hang.
     async fn write_unless_hung(
         &self,
         name: &str,
