@@ -94,7 +94,14 @@ impl Transfers<'_> {
         let end = End { done, unknown, delivered, kept, gone: *gone };
         let logged = self.audit_log.log_end(&lock.queue, &end, ended.as_ref().err());
         // Also where the log cannot be written any more, as on a full disk: the letters were moved.
-        Ok(Ended { report, error: ended.and(logged).err() })
+        let error = match (ended, logged) {
+            (Err(error), Err(unlogged)) => {
+                report.unlogged = Some(unlogged.to_string());
+                Some(error)
+            }
+            (ended, logged) => ended.and(logged).err(),
+        };
+        Ok(Ended { report, error })
     }
 }
 

@@ -142,12 +142,16 @@ impl JobStore {
         self.jobs.get(&key)
     }
 
+    pub fn get_mut(&mut self, key: JobKey) -> Option<&mut StoredJob> {
+        self.jobs.get_mut(&key)
+    }
+
     pub fn payload(&self, key: JobKey) -> Option<&Payload> {
-        Some(&self.jobs.get(&key)?.payload)
+        Some(&self.get(key)?.payload)
     }
 
     pub fn payload_mut(&mut self, key: JobKey) -> Option<&mut Payload> {
-        Some(&mut self.jobs.get_mut(&key)?.payload)
+        Some(&mut self.get_mut(key)?.payload)
     }
 
     /// Removes a job that has ended here.

@@ -15,6 +15,9 @@ const OVERHEAD: usize = 16;
 /// framing cheap, small enough to show progress every few hundred texts, and far below the largest body.
 const PART_BYTES_MAX: usize = 1024 * 1024;
 
+/// The most bytes that a reply has beside an output: the names of the model and of a media type.
+const AROUND_MAX: usize = 64 * 1024;
+
 /// The most bytes of a vector's element as a number in JSON: "-0.012345678," and the like.
 const NUMBER: usize = 13;
 
@@ -149,6 +152,12 @@ pub fn items_within(outputs: &[Output], encoding: Encoding) -> Result<usize, Rej
         }
     }
     Ok(fitting)
+}
+
+/// Whether a reply certainly holds the output.
+pub fn fits_reply(output: &Output, encoding: Encoding) -> bool {
+    wire_bytes(output, encoding) <= BODY_BYTES_MAX - AROUND_MAX
+        && items_within(std::slice::from_ref(output), encoding).is_ok()
 }
 
 /// # Errors
@@ -301,6 +310,19 @@ mod tests {
         assert_eq!(items_within(&outputs, Encoding::Bincode), Ok(1), "encoding tells about the first");
         let rejection = items_within(&outputs[1..], Encoding::Bincode).unwrap_err();
         assert_eq!(rejection.reason, Reason::TooLarge);
+    }
+
+    #[test]
+    fn an_output_fits_a_reply_if_the_encoded_one_does_and_clients_can_read_it() {
+        let of = |bytes: usize| Output::Bytes { media_type: "a/b".to_owned(), bytes: vec![0; bytes] };
+        let most = BODY_BYTES_MAX - 2 * AROUND_MAX;
+        assert!(
+            fits_reply(&of(most), Encoding::Bincode) && !fits_reply(&of(BODY_BYTES_MAX), Encoding::Bincode)
+        );
+        assert!(!fits_reply(&of(most), Encoding::Json), "base64 takes a third more");
+        // Far less than a body as text, and too much in a client's memory.
+        let objects = Output::Json(vec![serde_json::json!({}); 100_000].into());
+        assert!(!fits_reply(&objects, Encoding::Json));
     }
 
     #[test]

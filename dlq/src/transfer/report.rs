@@ -18,6 +18,8 @@ pub struct TransferReport {
     pub kept: Vec<(Fingerprint, String)>,
     /// Selected, but no longer in the queue.
     pub gone: usize,
+    /// Why the end of an action that ended early is not in the action log.
+    pub(super) unlogged: Option<String>,
     /// Results that their reply queue has.
     pub(super) delivered: HashSet<Fingerprint>,
     /// Undelivered and delivered results, still in the queue, of jobs that wait until all their results are delivered. Even delivered ones
@@ -53,13 +55,16 @@ impl TransferReport {
         if delivered > 0 {
             lines.push(format!("{delivered} delivered, and still in the queue because their job stays"));
         }
-        if selected > moved + unknown + delivered {
+        if selected > moved + unknown + delivered + self.gone {
             lines.push("the others are still in the queue".to_owned());
         }
         if self.acks_unsure && moved > 0 {
             lines.push(format!(
                 "the last of those {done} may still be in the queue as well: {look} before you repeat this"
             ));
+        }
+        if let Some(why) = &self.unlogged {
+            lines.push(format!("the action log does not say so: {why}"));
         }
         lines
     }
@@ -102,6 +107,20 @@ mod tests {
                 "2 delivered, and still in the queue because their job stays",
                 "the others are still in the queue",
             ]
+        );
+    }
+
+    /// The queue was read to its end, and its end cannot be logged.
+    #[test]
+    fn what_is_gone_is_not_said_to_be_in_the_queue() {
+        let of = |gone| TransferReport { gone, ..TransferReport::default() };
+        assert_eq!(of(2).early_end_with(0, "retried", 2, "look"), ["0 of 2 dead letters retried"]);
+        let stays = ["0 of 3 dead letters retried", "the others are still in the queue"];
+        assert_eq!(of(2).early_end_with(0, "retried", 3, "look"), stays);
+        let unlogged = TransferReport { unlogged: Some("disk full".to_owned()), ..of(2) };
+        assert_eq!(
+            unlogged.early_end_with(0, "retried", 2, "look"),
+            ["0 of 2 dead letters retried", "the action log does not say so: disk full"]
         );
     }
 }

@@ -36,8 +36,8 @@ pub enum Action {
     /// Read a job's body and prepare its first inputs until their costs reach `cost`, or all of them. Answer: `Decoded`; `Moved` if a rule
     /// sends the job to other workers; `Referring` if inputs must be fetched first.
     Decode { job: JobKey, cost: usize },
-    /// Fetch the inputs that a job refers to from their stores. Answer: `Fetched`.
-    Fetch { job: JobKey },
+    /// Fetch the inputs that a job refers to from their stores, and give up at `until`. Answer: `Fetched`.
+    Fetch { job: JobKey, until: Instant },
     /// Prepare a job's next inputs until their costs reach `cost`, or all that are left. Answer: `Prepared`.
     Prepare { job: JobKey, cost: usize },
     /// Run a pass. Answer: `PassEnded`.

@@ -10,8 +10,8 @@ use crate::sizes::Size;
 /// each.
 const REMEMBERED_MAX: usize = 16 * 1024;
 
-/// For how long a message is remembered. A broker notices a lost connection after two heartbeats, at most two minutes, and then redelivers.
-/// Identical bytes published later than this are a new job.
+/// For how long a message is remembered, without the time between sessions. A broker notices a lost connection after two heartbeats, at
+/// most two minutes, and then redelivers. Identical bytes that come later than this are a new job.
 const REMEMBERED_FOR: Duration = Duration::from_secs(300);
 
 /// A bounded memory of messages by their fingerprints, the oldest forgotten first.

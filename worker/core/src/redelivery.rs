@@ -41,7 +41,8 @@ impl Redelivery {
         [&self.settled_now, &self.settled_before, &self.given_back].map(DedupCache::size)
     }
 
-    /// True if the session follows a lost one. Nothing was redelivered since that one ended, so what is remembered has not become older.
+    /// True if the session follows a lost one. Nothing was redelivered to this worker since that one ended, so what it remembers has not
+    /// become older. That has no limit: a broker may be away for a night, and what was published again in that time is no redelivery.
     pub(crate) fn session_opened(&mut self, now: Instant) -> bool {
         let lost_at = self.losses.last().unwrap_or(now);
         let away = now.saturating_duration_since(lost_at);

@@ -122,8 +122,8 @@ impl TopologyWatch {
                 // The broker has closed the channel.
                 Err(error) => match error.missing() {
                     Some(error) => missing.push(Missing { error, is_declared: entity.is_declared() }),
-                    // It is there, and this worker may not look at it, such as a queue that is exclusive to a connection. That hides none
-                    // of the others.
+                    // Whether it is there is unknown: this worker may not look at it, or it is a queue that is exclusive to another
+                    // connection. That hides none of the others.
                     None => tracing::debug!(%error, "cannot look at an exchange or a queue"),
                 },
             }

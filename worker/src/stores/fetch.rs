@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
@@ -15,13 +15,13 @@ use vramq_core::units::Mib;
 use vramq_schemas::Reason;
 use vramq_stores::Fault;
 
-use super::{Awaited, MEMORY_UNIT, Place, Store, Stores, Wanted, of_item, stores_of};
+use super::{MEMORY_UNIT, Place, Store, Stores, Wanted, of_item, stores_of};
 
 /// The most inputs of one job that are fetched at a time, so that a job with many does not block a store's other fetches.
 const FETCHES_PER_JOB: usize = 4;
 
 /// How long fetching all inputs of a job may take, including the wait for memory and for other jobs' fetches. After it another worker may
-/// be faster. The core ends a fetch earlier if the job may not be held for so long.
+/// be faster.
 const JOB_MAX: Duration = Duration::from_secs(300);
 
 /// How many bytes are read at a time.
@@ -35,11 +35,36 @@ pub struct Fetched {
     pub memory: OwnedSemaphorePermit,
 }
 
-/// The memory for the inputs of a job while they are read.
+/// Host memory that is reserved for a job, in permits.
+struct Reserved(Mutex<OwnedSemaphorePermit>);
+
+impl Reserved {
+    fn new(permits: OwnedSemaphorePermit) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(permits)))
+    }
+
+    /// Removes and returns memory for so many bytes; `None` if there is less.
+    fn take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        self.permits().split(permits_of(bytes) as usize)
+    }
+
+    /// Returns all but the memory for so many bytes to the other jobs.
+    fn keep(&self, bytes: u64) {
+        let mut permits = self.permits();
+        let excess = permits.num_permits().saturating_sub(permits_of(bytes) as usize);
+        drop(permits.split(excess));
+    }
+
+    fn permits(&self) -> MutexGuard<'_, OwnedSemaphorePermit> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the reads of a job share.
 struct Reservation {
     /// Reserved bytes that are not used yet.
     left: AtomicU64,
-    memory: OwnedSemaphorePermit,
+    memory: Arc<Reserved>,
 }
 
 impl Reservation {
@@ -49,57 +74,92 @@ impl Reservation {
     }
 }
 
-/// What a job takes of each of its stores' memory. A read that hangs keeps the part of its store when its job gives it up, because it keeps
-/// its reservation. So it leaves the rest of the memory to the other stores.
-type Parts = BTreeMap<StoreIndex, Arc<OwnedSemaphorePermit>>;
+/// What a job takes of the memory of one of its stores. Each of its reads from the store has it, too.
+struct Part {
+    object_max: u64,
+    memory: Arc<Reserved>,
+}
+
+/// All memory of a job while its inputs are fetched. A read that hangs goes on when its job gives it up. It keeps memory for its object, of
+/// its store's part, and leaves the rest to other jobs and other stores.
+struct Held {
+    parts: BTreeMap<StoreIndex, Part>,
+    reservation: Arc<Reservation>,
+}
+
+impl Held {
+    fn part(&self, store: StoreIndex) -> Option<Arc<Reserved>> {
+        self.parts.get(&store).map(|part| Arc::clone(&part.memory))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut kept = 0_u64;
+        for Part { object_max, memory } in self.parts.values() {
+            let reads = Arc::strong_count(memory).saturating_sub(1) as u64;
+            let bytes = reads.saturating_mul(*object_max);
+            memory.keep(bytes);
+            kept = kept.saturating_add(bytes);
+        }
+        self.reservation.memory.keep(kept);
+    }
+}
 
 impl Stores {
-    /// Fetches the inputs that a job refers to, at most `job_max` bytes together. May be dropped: fetches that have begun end by
-    /// themselves.
+    /// Fetches the inputs that a job refers to, at most `job_max` bytes together, and for no longer than `until`. May be dropped: fetches
+    /// that have begun end by themselves.
     ///
     /// # Errors
     /// The fault of the first input that cannot be fetched.
-    pub async fn fetch(&self, wanted: Vec<Wanted>, job_max: u64) -> Result<Fetched, FetchFault> {
+    pub async fn fetch(
+        &self,
+        wanted: Vec<Wanted>,
+        job_max: u64,
+        until: Instant,
+    ) -> Result<Fetched, FetchFault> {
         let stores = stores_of(&wanted);
+        let began = Instant::now();
+        let until = until.min(began + JOB_MAX);
+        let longest = until.saturating_duration_since(began);
         // Reading from a folder has no limit of its own, so without other reasons all stores of the job are at fault.
         let late = |what: &str, stores: Vec<StoreIndex>| {
-            let mut error = format!("the job's inputs were not fetched within {} s{what}", JOB_MAX.as_secs());
+            let seconds = longest.as_secs_f64();
+            let mut error = format!("the job's inputs were not fetched within {seconds:.0} s{what}");
             if !stores.is_empty() {
                 let names: Vec<_> = stores.iter().map(|store| self.stores[store.0].name.as_str()).collect();
                 error += &format!("; stores that did not answer: {}", names.join(", "));
             }
             let rejection = Rejection::new(Reason::StoreUnavailable, error);
-            FetchFault { rejection, is_transient: true, stores, took: JOB_MAX }
+            FetchFault { rejection, is_transient: true, stores, took: longest }
         };
-        let until = tokio::time::Instant::now() + JOB_MAX;
+        let until = tokio::time::Instant::from_std(until);
         let objects_max =
             wanted.iter().fold(0_u64, |sum, wanted| sum.saturating_add(wanted.store.object_max));
         let bound = objects_max.min(job_max);
         let reserved = tokio::time::timeout_at(until, self.reserve(&wanted, bound)).await;
-        let Ok(Some((parts, memory))) = reserved else {
+        let Ok(Some(held)) = reserved else {
             // A wait behind other jobs is no fault of a store, but one behind reads that hang is.
             let hung = stores.into_iter().filter(|store| self.stores[store.0].has_abandoned_reads());
             let what = ": the host memory for fetched inputs (worker.fetch_mib) is taken";
             return Err(late(what, hung.collect()));
         };
-        let reservation = Arc::new(Reservation { left: AtomicU64::new(bound), memory });
         let fetches = stream::iter(wanted).map(|wanted| {
-            let part = parts.get(&wanted.store.index).cloned();
-            fetch_one(wanted, part, Arc::clone(&reservation), bound)
+            let part = held.part(wanted.store.index);
+            fetch_one(wanted, part, Arc::clone(&held.reservation), bound)
         });
         let inputs = fetches.buffered(FETCHES_PER_JOB).try_collect::<Vec<_>>();
         let Ok(inputs) = tokio::time::timeout_at(until, inputs).await else {
             return Err(late("", stores));
         };
         let inputs = inputs?;
-        // All fetches have ended, so this is the only reference.
-        let Some(Reservation { left, mut memory }) = Arc::into_inner(reservation) else {
+        let Reservation { left, memory } = &*held.reservation;
+        // Cannot be `None`: no more was used than is reserved.
+        let Some(memory) = memory.take(bound.saturating_sub(left.load(Ordering::Acquire))) else {
             return Err(late("", Vec::new()));
         };
-        let taken = permits_of(bound - left.into_inner());
-        drop(memory.split(memory.num_permits().saturating_sub(taken as usize)));
-        // The inputs are here, so the stores' parts are free for other jobs.
-        drop(parts);
+        // The inputs are here, so the rest is free for other jobs, and so are the stores' parts.
+        drop(held);
         Ok(Fetched { inputs, memory })
     }
 }
@@ -107,18 +167,20 @@ impl Stores {
 impl Stores {
     /// Reserves memory for the inputs of a job: first each store's part, where jobs for a store that does not answer wait for each other,
     /// then the common part. Always in the order of the stores, so that two jobs cannot deadlock.
-    async fn reserve(&self, wanted: &[Wanted], bound: u64) -> Option<(Parts, OwnedSemaphorePermit)> {
+    async fn reserve(&self, wanted: &[Wanted], bound: u64) -> Option<Held> {
         let permits = permits_of(bound);
-        let mut parts = Parts::new();
+        let mut parts = BTreeMap::new();
         for store in &self.stores {
             if wanted.iter().any(|wanted| Arc::ptr_eq(&wanted.store, store)) {
                 let permits = permits.min(store.memory_max);
-                let part = Arc::clone(&store.memory).acquire_many_owned(permits).await.ok()?;
-                parts.insert(store.index, Arc::new(part));
+                let memory = Arc::clone(&store.memory).acquire_many_owned(permits).await.ok()?;
+                let memory = Reserved::new(memory);
+                parts.insert(store.index, Part { object_max: store.object_max, memory });
             }
         }
         let memory = Arc::clone(&self.memory).acquire_many_owned(permits).await.ok()?;
-        Some((parts, memory))
+        let reservation = Reservation { left: AtomicU64::new(bound), memory: Reserved::new(memory) };
+        Some(Held { parts, reservation: Arc::new(reservation) })
     }
 }
 
@@ -129,7 +191,7 @@ fn permits_of(bytes: u64) -> u32 {
 
 async fn fetch_one(
     wanted: Wanted,
-    part: Option<Arc<OwnedSemaphorePermit>>,
+    part: Option<Arc<Reserved>>,
     reservation: Arc<Reservation>,
     bound: u64,
 ) -> Result<(usize, Vec<u8>), FetchFault> {
@@ -138,11 +200,11 @@ async fn fetch_one(
     let fetch = async {
         // Never closed.
         let permit = Arc::clone(&store.fetches).acquire_owned().await.ok();
-        let _awaited = Awaited::count(&store.awaited);
+        let (_of_job, of_thread) = store.abandoned.begin();
         let began = Instant::now();
         let fetch = tokio::task::spawn_blocking(move || {
             // They stay with the thread, even if it hangs and the job has given it up.
-            let (_permit, _part) = (permit, part);
+            let (_permit, _part, _of_thread) = (permit, part, of_thread);
             read(&wanted, &reservation, bound)
         });
         let result = fetch.await.unwrap_or_else(|_| {

@@ -42,6 +42,11 @@ fn wanted(stores: &Stores, folder: &TempDir, paths: &[&str]) -> Vec<Wanted> {
     paths.iter().enumerate().map(find).collect()
 }
 
+/// The end of a fetch that ends before.
+fn later() -> Instant {
+    Instant::now() + Duration::from_secs(600)
+}
+
 fn free(stores: &Stores) -> u64 {
     stores.memory.available_permits() as u64 * MEMORY_UNIT
 }
@@ -49,7 +54,8 @@ fn free(stores: &Stores) -> u64 {
 #[tokio::test]
 async fn a_job_keeps_the_memory_that_its_inputs_take_and_no_more() {
     let (stores, folder) = stores();
-    let fetched = stores.fetch(wanted(&stores, &folder, &["a/small", "b/large"]), 64 * KIB).await.unwrap();
+    let fetched =
+        stores.fetch(wanted(&stores, &folder, &["a/small", "b/large"]), 64 * KIB, later()).await.unwrap();
     assert_eq!(
         fetched.inputs.iter().map(|(item, bytes)| (*item, bytes.len())).collect::<Vec<_>>(),
         [(0, 10), (1, 8192)]
@@ -66,22 +72,46 @@ async fn a_job_keeps_the_memory_that_its_inputs_take_and_no_more() {
 #[tokio::test]
 async fn inputs_that_exceed_the_jobs_bound_are_not_kept() {
     let (stores, folder) = stores();
-    let fault = stores.fetch(wanted(&stores, &folder, &["a/large", "b/large"]), 12 * KIB).await.unwrap_err();
+    let fault =
+        stores.fetch(wanted(&stores, &folder, &["a/large", "b/large"]), 12 * KIB, later()).await.unwrap_err();
     assert_eq!((fault.rejection.reason, fault.is_transient), (Reason::TooLarge, false));
     assert!(fault.rejection.error.contains("fetch_mib_max"), "{fault:?}");
-    let fault = stores.fetch(wanted(&stores, &folder, &["a/none"]), 12 * KIB).await.unwrap_err();
+    let fault = stores.fetch(wanted(&stores, &folder, &["a/none"]), 12 * KIB, later()).await.unwrap_err();
     assert_eq!((fault.rejection.reason, fault.is_transient), (Reason::ReferenceMissing, false));
     assert_eq!(free(&stores), 32 * KIB);
+}
+
+/// A job may be held for less than a fetch may take.
+#[tokio::test]
+async fn a_fetch_ends_with_the_time_of_its_job_and_names_the_stores_that_did_not_answer() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let silent = StoreConfig {
+        name: "silent".to_owned(),
+        prefix: url.parse().unwrap(),
+        is_private: true,
+        cloud: None,
+        object_max: 16 * KIB,
+        timeout: Duration::from_secs(60),
+    };
+    let stores = Stores::new(&[silent], 32 * KIB);
+    let wanted = vec![stores.find(0, &format!("{url}x")).unwrap()];
+    let may_take = Duration::from_millis(10);
+    let fault = stores.fetch(wanted, 64 * KIB, Instant::now() + may_take).await.unwrap_err();
+    assert_eq!((fault.is_transient, &fault.stores[..]), (true, &[StoreIndex(0)][..]));
+    assert!(fault.took <= may_take, "{fault:?}");
+    assert!(fault.rejection.error.ends_with("within 0 s; stores that did not answer: silent"), "{fault:?}");
 }
 
 #[tokio::test]
 async fn a_job_waits_for_the_memory_of_those_before_it() {
     let (stores, folder) = stores();
     let large = || wanted(&stores, &folder, &["a/large", "a/large"]);
-    let (first, second) = (stores.fetch(large(), 64 * KIB).await.unwrap(), stores.fetch(large(), 64 * KIB));
+    let (first, second) =
+        (stores.fetch(large(), 64 * KIB, later()).await.unwrap(), stores.fetch(large(), 64 * KIB, later()));
     let mut second = pin!(second);
     assert_eq!(free(&stores), 16 * KIB);
-    let third = stores.fetch(wanted(&stores, &folder, &["b/large"]), 17 * KIB);
+    let third = stores.fetch(wanted(&stores, &folder, &["b/large"]), 17 * KIB, later());
     let mut third = pin!(third);
     // The second job takes its bound, 32 KiB, of which 16 are free; the third comes after it.
     assert!(poll!(second.as_mut()).is_pending() && poll!(third.as_mut()).is_pending());
@@ -96,10 +126,10 @@ async fn a_store_that_does_not_answer_leaves_the_others_their_part() {
     // As jobs do whose store does not answer.
     let [hung, _] = &stores.stores[..] else { panic!("two stores") };
     let memory = Arc::clone(&hung.memory).acquire_many_owned(hung.memory_max).await.unwrap();
-    let waiting = stores.fetch(wanted(&stores, &folder, &["a/small"]), 8 * KIB);
+    let waiting = stores.fetch(wanted(&stores, &folder, &["a/small"]), 8 * KIB, later());
     let mut waiting = pin!(waiting);
     assert!(poll!(waiting.as_mut()).is_pending());
-    let other = stores.fetch(wanted(&stores, &folder, &["b/small"]), 8 * KIB).await.unwrap();
+    let other = stores.fetch(wanted(&stores, &folder, &["b/small"]), 8 * KIB, later()).await.unwrap();
     assert_eq!(other.inputs.len(), 1);
     drop(memory);
     assert_eq!(waiting.await.unwrap().inputs.len(), 1);
@@ -107,7 +137,7 @@ async fn a_store_that_does_not_answer_leaves_the_others_their_part() {
 
 /// As when a folder hangs: the job's time is over, or it is withdrawn, and its read goes on.
 #[tokio::test]
-async fn a_read_that_its_job_has_given_up_keeps_its_stores_part_of_the_memory() {
+async fn a_read_that_its_job_has_given_up_keeps_memory_for_its_object_of_its_stores_part() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
     let silent = StoreConfig {
@@ -115,7 +145,7 @@ async fn a_read_that_its_job_has_given_up_keeps_its_stores_part_of_the_memory() 
         prefix: url.parse().unwrap(),
         is_private: true,
         cloud: None,
-        object_max: 16 * KIB,
+        object_max: 4 * KIB,
         timeout: Duration::from_secs(60),
     };
     let other = StoreConfig {
@@ -130,20 +160,20 @@ async fn a_read_that_its_job_has_given_up_keeps_its_stores_part_of_the_memory() 
     let left = |store: &Store| store.memory.available_permits() as u64 * MEMORY_UNIT;
 
     // Only the input of the silent store is read; the other one's part is reserved with it.
-    let (parts, memory) = stores.reserve(&of_both, 8 * KIB).await.unwrap();
+    let held = stores.reserve(&of_both, 8 * KIB).await.unwrap();
     assert_eq!((left(silent), left(other), free(&stores)), (8 * KIB, 8 * KIB, 24 * KIB));
-    let reservation = Arc::new(Reservation { left: AtomicU64::new(8 * KIB), memory });
     let [_, wanted] = of_both;
-    let part = parts.get(&silent.index).cloned();
+    let (part, reservation) = (held.part(silent.index), Arc::clone(&held.reservation));
     let mut read = Box::pin(fetch_one(wanted, part, reservation, 8 * KIB));
     let connection = tokio::select! {
         read = &mut read => panic!("{read:?}"),
         accepted = listener.accept() => accepted.unwrap(),
     };
     assert!(!silent.has_abandoned_reads(), "its job waits");
-    drop((read, parts));
+    drop(read);
+    drop(held);
     assert!(silent.has_abandoned_reads() && !other.has_abandoned_reads());
-    assert_eq!((left(silent), left(other), free(&stores)), (8 * KIB, 16 * KIB, 24 * KIB));
+    assert_eq!((left(silent), left(other), free(&stores)), (12 * KIB, 16 * KIB, 28 * KIB));
 
     drop((listener, connection));
     let ended = async {

@@ -1,11 +1,11 @@
 //! Inputs by reference: finds the store of a reference, and fetches the bytes within the host's memory.
 
+mod abandoned;
 pub mod fetch;
 pub mod outputs;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -19,6 +19,8 @@ use vramq_stores::folder::Folder;
 use vramq_stores::http::HttpStore;
 use vramq_stores::reference::{self, InvalidReference, Reference};
 use vramq_stores::{Fault, folder_of};
+
+use self::abandoned::Abandoned;
 
 /// The most objects of one store that are fetched at a time, each on a thread. Enough to hide the latency of a store, few enough to limit
 /// threads and connections.
@@ -61,8 +63,8 @@ pub struct Store {
     object_max: u64,
     place: Place,
     fetches: Arc<Semaphore>,
-    /// Reads on threads for which their jobs wait.
-    awaited: AtomicUsize,
+    /// Reads that their jobs have given up.
+    abandoned: Arc<Abandoned>,
     /// The part of the host's memory for jobs that refer to this store. A store that does not answer leaves the other parts free.
     memory: Arc<Semaphore>,
     /// Permits of `memory`.
@@ -83,22 +85,6 @@ pub struct Wanted {
     pub item: usize,
     pub reference: Reference,
     store: Arc<Store>,
-}
-
-/// Work on a thread for which a job waits. Work that hangs goes on when its job has given it up.
-struct Awaited<'a>(&'a AtomicUsize);
-
-impl<'a> Awaited<'a> {
-    fn count(awaited: &'a AtomicUsize) -> Self {
-        awaited.fetch_add(1, Ordering::Relaxed);
-        Self(awaited)
-    }
-}
-
-impl Drop for Awaited<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// The stores of these inputs; each once.
@@ -182,7 +168,7 @@ impl Store {
             object_max: *object_max,
             place,
             fetches: Arc::new(Semaphore::new(FETCHES_PER_STORE)),
-            awaited: AtomicUsize::new(0),
+            abandoned: Arc::default(),
             memory: Arc::new(Semaphore::new(memory)),
             memory_max: u32::try_from(memory).unwrap_or(u32::MAX),
         }
@@ -197,8 +183,7 @@ impl Store {
 
     /// Whether reads run that their jobs have given up, as long as they do. In a folder that hangs they do not end.
     fn has_abandoned_reads(&self) -> bool {
-        let running = FETCHES_PER_STORE.saturating_sub(self.fetches.available_permits());
-        running > self.awaited.load(Ordering::Relaxed)
+        self.abandoned.count() > 0
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -18,9 +18,9 @@ use vramq_stores::cloud::CloudStore;
 use vramq_stores::folder::Folder;
 use vramq_stores::reference::hex;
 
-use super::Awaited;
+use super::abandoned::Abandoned;
 use crate::engine::OutputMax;
-use crate::wire_size::wire_bytes;
+use crate::wire_size::{fits_reply, wire_bytes};
 
 /// The most outputs of one model that are written at a time: enough to hide the latency of an object store. A folder that hangs blocks as
 /// many threads and keeps their outputs in memory.
@@ -68,14 +68,24 @@ pub struct OutputStore {
     above: u64,
     write_max: Duration,
     writes: Arc<Semaphore>,
-    /// Writes for which their jobs wait.
-    awaited: AtomicUsize,
+    /// Writes to a folder that their jobs have given up.
+    abandoned: Arc<Abandoned>,
+    /// The log has said that the folder hangs, and not yet that it works again.
+    is_said_to_hang: AtomicBool,
 }
 
 #[derive(Debug)]
 enum Writer {
     Folder(Arc<Folder>),
     Cloud(Arc<CloudStore>),
+}
+
+/// What the reply of an output says of it.
+#[derive(Clone, Copy, Debug)]
+pub struct OutputReply {
+    pub encoding: Encoding,
+    /// When the output has to be written, or else goes with the reply.
+    pub until: Instant,
 }
 
 /// An output that was offered to a store.
@@ -94,8 +104,15 @@ impl OutputStore {
             Destination::Folder(folder) => Writer::Folder(Arc::new(Folder::new(folder))),
             Destination::Cloud(cloud) => Writer::Cloud(cloud),
         };
-        let (writes, awaited) = (Arc::new(Semaphore::new(WRITES_MAX)), AtomicUsize::new(0));
-        Arc::new(Self { writer, url, above, write_max, writes, awaited })
+        Arc::new(Self {
+            writer,
+            url,
+            above,
+            write_max,
+            writes: Arc::new(Semaphore::new(WRITES_MAX)),
+            abandoned: Arc::default(),
+            is_said_to_hang: AtomicBool::new(false),
+        })
     }
 
     /// The most bytes of an output in a reply, given its bound without a store.
@@ -133,13 +150,24 @@ impl OutputStore {
 
     /// Whether the folder hangs: all places for writes are taken by writes that their jobs have given up.
     fn hangs(&self) -> bool {
-        matches!(self.writer, Writer::Folder(_))
-            && self.writes.available_permits() == 0
-            && self.awaited.load(Ordering::Relaxed) == 0
+        self.abandoned.count() >= WRITES_MAX
+    }
+
+    /// Why an output is not written while the folder hangs. The log says once that it does.
+    fn hung(&self) -> String {
+        if !self.is_said_to_hang.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                store = self.url.as_str(),
+                writes = WRITES_MAX,
+                "all writes to the store hang: until one of them ends, outputs that fit a reply go with it at once, and the others wait"
+            );
+        }
+        format!("{WRITES_MAX} earlier writes have not ended")
     }
 
     /// Writes an output that is large enough, and returns its reference once the bytes are on disk or in the object store. Returns an
-    /// output that was not written in time, or not before `until`, unchanged, because it may fit its reply.
+    /// output that was not written in time, or not before the reply's `until`, unchanged, because it may fit its reply. If it does, it does not
+    /// wait for a folder that hangs.
     ///
     /// # Errors
     /// The output is lost: a fault of the worker.
@@ -148,15 +176,14 @@ impl OutputStore {
         owner: &OutputOwner,
         index: u32,
         output: Output,
-        until: Instant,
+        reply: OutputReply,
     ) -> Result<Offered, Rejection> {
         if !self.takes(&output) {
             return Ok(Offered { output, unwritten: None });
         }
-        if self.hangs() {
-            // The log has a WARN about each of these writes.
-            let why = format!("{WRITES_MAX} earlier writes have not ended");
-            return Ok(Offered { output, unwritten: Some(why) });
+        let may_wait = !fits_reply(&output, reply.encoding);
+        if !may_wait && self.hangs() {
+            return Ok(Offered { output, unwritten: Some(self.hung()) });
         }
         let above = self.above;
         // Digests and JSON of large outputs take too long for the runtime's threads.
@@ -170,9 +197,15 @@ impl OutputStore {
             }
         };
         let name = owner.name(index);
-        let written = timeout_at(until.into(), self.write_in_time(&name, &prepared)).await;
-        Ok(match written.unwrap_or_else(|_| Err(NO_TIME_LEFT.to_owned())) {
+        let write = timeout_at(reply.until.into(), self.write_unless_hung(&name, &prepared, may_wait)).await;
+        let Some(written) = write.unwrap_or_else(|_| Some(Err(NO_TIME_LEFT.to_owned()))) else {
+            return Ok(Offered { output: prepared.into_output(), unwritten: Some(self.hung()) });
+        };
+        Ok(match written {
             Ok(()) => {
+                if self.is_said_to_hang.swap(false, Ordering::Relaxed) {
+                    tracing::info!(store = self.url.as_str(), "outputs are written to the store again");
+                }
                 let output = Output::Uri(self.reference(&name, &prepared.digest, &prepared.media_type));
                 Offered { output, unwritten: None }
             }
@@ -189,6 +222,21 @@ impl OutputStore {
         })
     }
 
+    /// Writes an output; `None` if the folder hangs and the output does not wait for it. While the output has a place for its own write,
+    /// the other places are too few to count as a hang.
+    async fn write_unless_hung(
+        &self,
+        name: &str,
+        prepared: &Prepared,
+        may_wait: bool,
+    ) -> Option<Result<(), String>> {
+        tokio::select! {
+            biased;
+            written = self.write_in_time(name, prepared) => Some(written),
+            () = self.abandoned.reaches(WRITES_MAX), if !may_wait => None,
+        }
+    }
+
     /// Only the write itself must end within `write_max`; waiting for earlier writes has its own limit.
     async fn write_in_time(&self, name: &str, prepared: &Prepared) -> Result<(), String> {
         let wait_max = self.write_max.saturating_mul(WAIT_MAX);
@@ -197,7 +245,6 @@ impl OutputStore {
             place.map_err(|_| format!("others took longer than {wait_max:?} ({WAIT_MAX} × timeout_s)"))?;
         // Never closed.
         let permit = place.map_err(|error| error.to_string())?;
-        let _awaited = Awaited::count(&self.awaited);
         let written = timeout(self.write_max, self.write(permit, name, prepared)).await;
         written.map_err(|_| format!("it took longer than {:?} (timeout_s)", self.write_max))?
     }
@@ -216,9 +263,10 @@ impl OutputStore {
             }
             Writer::Folder(folder) => {
                 let (folder, name) = (Arc::clone(folder), name.to_owned());
+                let (_of_job, of_thread) = self.abandoned.begin();
                 let write = tokio::task::spawn_blocking(move || {
-                    // The permit stays with the thread, even if the thread hangs.
-                    let _permit = permit;
+                    // They stay with the thread, even if the thread hangs. The permit is returned last.
+                    let (_permit, _of_thread) = (permit, of_thread);
                     folder.write(&name, &bytes)
                 });
                 write.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
@@ -280,129 +328,5 @@ const ESCAPED: &percent_encoding::AsciiSet = &percent_encoding::CONTROLS
     .add(b'`');
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use vramq_stores::reference::Reference;
-
-    use super::*;
-
-    fn store(folder: &Path, url: &str) -> Arc<OutputStore> {
-        let destination = Destination::Folder(folder.to_owned());
-        let write_max = Duration::from_secs(60);
-        OutputStore::new(&OutputConfig { destination, url: url.parse().unwrap(), above: 4, write_max })
-    }
-
-    fn in_a_minute() -> Instant {
-        Instant::now() + Duration::from_secs(60)
-    }
-
-    fn bytes(bytes: &[u8]) -> Output {
-        Output::Bytes { media_type: "image/png; a=\"b&c\"".to_owned(), bytes: bytes.to_vec() }
-    }
-
-    async fn stored(store: &OutputStore, owner: &OutputOwner, index: u32, output: Output) -> String {
-        match store.offer(owner, index, output, in_a_minute()).await.unwrap() {
-            Offered { output: Output::Uri(uri), unwritten: None } => uri,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[tokio::test]
-    async fn only_large_outputs_are_written_to_the_store() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = store(folder.path(), "https://files.example.com/out/");
-        let owner = OutputOwner::new("m", Some("a"), "job");
-        assert_eq!(
-            store.offer(&owner, 0, bytes(b"1234"), in_a_minute()).await.unwrap().output,
-            bytes(b"1234")
-        );
-        let uri = stored(&store, &owner, 7, bytes(b"12345")).await;
-        let reference = Reference::parse(&uri).unwrap();
-        assert!(uri.starts_with("https://files.example.com/out/") && uri.contains("-7#sha256="), "{uri}");
-        assert!(uri.ends_with("&type=image/png;%20a=%22b%26c%22"), "{uri}");
-        let written = std::fs::read(folder.path().join(owner.name(7))).unwrap();
-        assert_eq!((reference.check(&written), &written[..]), (Ok(()), &b"12345"[..]));
-        let json = serde_json::json!({"b": [1, 2]});
-        let uri = stored(&store, &owner, 8, Output::Json(json)).await;
-        assert!(uri.ends_with("&type=application/json"), "{uri}");
-        assert_eq!(std::fs::read(folder.path().join(owner.name(8))).unwrap(), br#"{"b":[1,2]}"#);
-        assert!(uri.len() as u64 <= "https://files.example.com/out/".len() as u64 + REFERENCE_BYTES);
-    }
-
-    #[tokio::test]
-    async fn a_job_writes_over_its_own_files_and_over_nobody_elses() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = store(folder.path(), "file:///srv/out");
-        let owner = |caller, id| OutputOwner::new("m", caller, id);
-        let first = stored(&store, &owner(Some("a"), "job"), 0, bytes(b"first")).await;
-        assert_eq!(stored(&store, &owner(Some("a"), "job"), 0, bytes(b"first")).await, first);
-        for (caller, id) in
-            [(None, "job"), (Some("b"), "job"), (Some("a"), "job2"), (Some("aj"), "ob"), (None, "ajob")]
-        {
-            let name = |uri: &str| uri.split('#').next().unwrap().to_owned();
-            let other = stored(&store, &owner(caller, id), 0, bytes(b"other")).await;
-            assert_ne!(name(&other), name(&first));
-        }
-        let path = Reference::parse(&first).unwrap().segments.pop().unwrap();
-        let path = folder.path().join(String::from_utf8(path).unwrap());
-        assert_eq!(std::fs::read(path).unwrap(), b"first");
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 6);
-    }
-
-    #[tokio::test]
-    async fn an_output_that_cannot_be_written_goes_with_its_reply() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = store(&folder.path().join("missing"), "file:///srv/out");
-        let owner = OutputOwner::new("m", None, "job");
-        for output in [bytes(b"12345"), Output::Json(serde_json::json!([1, 2, 3, 4]))] {
-            let offered = store.offer(&owner, 0, output.clone(), in_a_minute()).await.unwrap();
-            assert_eq!(offered.output, output);
-            assert!(offered.unwritten.is_some_and(|why| why.contains("No such file")));
-        }
-    }
-
-    /// All threads for writes are taken.
-    #[tokio::test]
-    async fn an_output_that_is_not_written_in_time_goes_with_its_reply() {
-        let folder = tempfile::tempdir().unwrap();
-        let (destination, url) = (Destination::Folder(folder.path().to_owned()), "file:///srv/out");
-        let write_max = Duration::from_millis(1);
-        let config = OutputConfig { destination, url: url.parse().unwrap(), above: 4, write_max };
-        let store = OutputStore::new(&config);
-        let hung = Arc::clone(&store.writes).acquire_many_owned(WRITES_MAX as u32).await.unwrap();
-        let owner = OutputOwner::new("m", None, "job");
-        let awaited = Awaited::count(&store.awaited);
-        let offered = store.offer(&owner, 0, bytes(b"12345"), in_a_minute()).await.unwrap();
-        assert_eq!(offered.output, bytes(b"12345"));
-        assert_eq!(offered.unwritten.as_deref(), Some("others took longer than 10ms (10 × timeout_s)"));
-        // Their jobs have given them up: the folder hangs, and further outputs do not wait for it.
-        drop(awaited);
-        let offered = store.offer(&owner, 0, bytes(b"12345"), in_a_minute()).await.unwrap();
-        assert_eq!(offered.output, bytes(b"12345"));
-        assert_eq!(offered.unwritten.as_deref(), Some("16 earlier writes have not ended"));
-        drop(hung);
-        assert_eq!(store.offer(&owner, 0, bytes(b"1234"), in_a_minute()).await.unwrap().unwritten, None);
-    }
-
-    /// All threads for writes are taken, and for minutes nobody gives up.
-    #[tokio::test]
-    async fn an_output_whose_job_has_no_time_left_goes_with_its_reply() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = store(folder.path(), "file:///srv/out");
-        let hung = Arc::clone(&store.writes).acquire_many_owned(WRITES_MAX as u32).await.unwrap();
-        let awaited = Awaited::count(&store.awaited);
-        let owner = OutputOwner::new("m", None, "job");
-        let offered = store.offer(&owner, 0, bytes(b"12345"), Instant::now()).await.unwrap();
-        assert_eq!(offered.output, bytes(b"12345"));
-        assert_eq!(offered.unwritten.as_deref(), Some(NO_TIME_LEFT));
-        drop((hung, awaited));
-    }
-
-    #[test]
-    fn a_reply_with_references_is_small() {
-        let store = store(Path::new("/srv/out"), "file:///srv/out");
-        assert_eq!(store.bound(OutputMax::Bytes(4)), OutputMax::Bytes(4));
-        assert!(matches!(store.bound(OutputMax::Bytes(1 << 30)), OutputMax::Uri(bytes) if bytes < 1100));
-    }
-}
+#[path = "outputs_tests.rs"]
+mod tests;

@@ -35,7 +35,7 @@ impl Shell {
             Action::LookForQueue { model, queue } => self.look_for(env, model, queue),
             Action::TakeQuarantined { model } => self.take_quarantined(env, model),
             Action::Decode { job, cost } => self.decode(env, job, cost),
-            Action::Fetch { job } => self.fetch_inputs(env, job),
+            Action::Fetch { job, .. } => self.fetch_inputs(env, job),
             Action::Prepare { job, cost } => self.prepare(env, job, cost),
             Action::Run(order) => self.run(env, order),
             Action::CancelPass { pass, .. } => self.cancel_pass(env, pass),

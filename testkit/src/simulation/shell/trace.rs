@@ -76,7 +76,7 @@ impl Shell {
             Action::Publish { job, publication } => {
                 format!("-> {} {}", self.named(*job), text_of(publication))
             }
-            Action::Fetch { job } => format!("-> {} fetch inputs", self.named(*job)),
+            Action::Fetch { job, .. } => format!("-> {} fetch inputs", self.named(*job)),
             Action::GiveBack { job } => format!("-> {} back to its queue", self.named(*job)),
             Action::Reject { job } => format!("-> {} rejected", self.named(*job)),
             Action::Observe(_)

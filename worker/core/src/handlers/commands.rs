@@ -102,15 +102,16 @@ impl Core {
         }
         let is_meant = |received: &Received| received.delivery.id.as_deref() == Some(id.as_str());
         let jobs = self.jobs.running_where(|_, job| is_meant(&job.received));
-        let unread = self.waiting_unread(is_meant);
+        let fetching = self.jobs.fetching_where(is_meant);
         if !self.session.commands_mut().cancel(id, request) {
             return self.answer(request, Answer::Refused, "too many cancellations at a time: try again");
         }
         let text = "the worker holds the job, and will stop it".to_owned();
         self.act(Action::Answer { request, answer: Answer::Requested, text, last: false });
-        // Those that are being read end when that is done.
-        for job in unread {
-            if let Some(received) = self.take_unread(job) {
+        // Those that are being read end when that is done. A next attempt that is held ends when the message before it is settled: if that
+        // message came back after the end, the job would run although its caller was answered.
+        for job in fetching {
+            if let Some(received) = self.jobs.take_received(job) {
                 self.end_cancelled_unread(received);
             }
         }

@@ -1,5 +1,7 @@
 //! Jobs whose inputs are references. Requests the bytes from the stores, has the job read again, and decides what a failed fetch means.
 
+use std::time::Duration;
+
 use vramq_schemas::{JobHeaders, Reason};
 
 use crate::Core;
@@ -17,6 +19,9 @@ use crate::silent_stores::SilentStores;
 /// for a store to restart or a network to be repaired.
 const STORE_WAITS_MAX: u32 = 64;
 
+/// A fetch that goes on for so long after its end is ended here. It got a later end if the limit for holding a job has become shorter.
+const OVERDUE_AFTER: Duration = Duration::from_secs(2);
+
 impl Core {
     /// A job refers to inputs in these stores: has them fetched, unless the stores did not answer this caller's jobs lately.
     pub(crate) fn referring(&mut self, job: JobKey, stores: Vec<StoreIndex>) {
@@ -30,12 +35,15 @@ impl Core {
             return self.wait_unfetched(received);
         }
         received.fetch_begins(stores, now);
+        // Held for longer, the job would cost the session when the broker's `consumer_timeout` is over, and other callers' jobs would be
+        // redelivered, too.
+        let until = received.at + self.time_limits.job();
         self.jobs.insert(Job::Received(Box::new(received)));
         if self.lifecycle.is_draining() || self.lifecycle.requeues_all() {
             // A store may take longer than the drain has.
             return self.requeue_fetching();
         }
-        self.act(Action::Fetch { job });
+        self.act(Action::Fetch { job, until });
     }
 
     /// The inputs of a job were fetched, and the job is read again; or the fetch failed.
@@ -151,11 +159,12 @@ impl Core {
         JobOutcome::requeue(headers, Route::Later(wait), cause)
     }
 
-    /// Every second: ends the fetches of jobs that were held for as long as a job may be. These jobs wait at the broker. Held for longer,
-    /// they would cost the session when the broker's `consumer_timeout` is over, and other callers' jobs would be redelivered, too.
+    /// Every second: ends the fetches of jobs that are held for longer than a job may be, although they should have ended by themselves.
+    /// These jobs wait at the broker.
     pub(crate) fn end_overdue_fetches(&mut self) {
         let (now, limit) = (self.now.at, self.time_limits.job());
-        let is_overdue = |received: &Received| now.saturating_duration_since(received.at) > limit;
+        let is_overdue =
+            |received: &Received| now.saturating_duration_since(received.at) > limit + OVERDUE_AFTER;
         for job in self.jobs.fetching_where(is_overdue) {
             let Some(received) = self.jobs.take_received(job) else { continue };
             let error = format!(

@@ -19,7 +19,7 @@ fn fetching(headers: JobHeaders) -> Worker {
     let mut worker = Worker::new();
     worker.arrives(JOB.0, worker.source(), headers);
     let actions = worker.apply(Event::Referring { job: JOB, stores: vec![STORE] });
-    assert!(matches!(actions[..], [Action::Fetch { job: JOB }]), "{actions:?}");
+    assert!(matches!(actions[..], [Action::Fetch { job: JOB, .. }]), "{actions:?}");
     worker
 }
 
@@ -109,9 +109,34 @@ fn a_drain_waits_for_no_store() {
 
 /// The broker's `consumer_timeout` would end the session over a job that is held for longer.
 #[test]
-fn a_fetch_ends_when_its_job_was_held_for_as_long_as_a_job_may_be() {
+fn a_fetch_may_take_as_long_as_its_job_may_be_held_and_its_callers_other_jobs_then_wait_unfetched() {
+    let mut worker = Worker::new();
+    let (until, began) = (worker.now + Duration::from_secs(600), worker.now + Duration::from_secs(1));
+    worker.arrives(JOB.0, worker.source(), JobHeaders::default());
+    worker.now = began;
+    let actions = worker.apply(Event::Referring { job: JOB, stores: vec![STORE] });
+    assert!(
+        matches!(actions[..], [Action::Fetch { job: JOB, until: given }] if given == until),
+        "{actions:?}"
+    );
+    // The store hangs.
+    worker.now = until;
+    let rejection = Rejection::new(Reason::StoreUnavailable, "not fetched within 599 s");
+    let took = until - began;
+    let result = Err(FetchFault { rejection, is_transient: true, stores: vec![STORE], took });
+    let actions = worker.apply(Event::Fetched { job: JOB, result });
+    assert_eq!(requeued(&actions).len(), 1, "{actions:?}");
+    worker.arrives(2, worker.source(), JobHeaders::default());
+    let actions = worker.apply(Event::Referring { job: JobKey(2), stores: vec![STORE] });
+    let (job, next, _) = requeued(&actions).pop().expect("it waits unfetched");
+    assert_eq!((job, next.store_waits), (JobKey(2), 1));
+}
+
+/// As when the limit becomes shorter meanwhile.
+#[test]
+fn a_fetch_that_does_not_end_in_time_is_ended() {
     let mut worker = fetching(JobHeaders::default());
-    worker.now += Duration::from_secs(600);
+    worker.now += Duration::from_secs(602);
     assert!(requeued(&worker.quiet_tick()).is_empty());
     worker.now += Duration::from_secs(1);
     let (job, next, route) = requeued(&worker.quiet_tick()).pop().expect("it waits");
@@ -122,7 +147,7 @@ fn a_fetch_ends_when_its_job_was_held_for_as_long_as_a_job_may_be() {
     // With the last of its waits it ends, and says for how long the fetch was waited for.
     let headers = JobHeaders { store_waits: STORE_WAITS_MAX, ..JobHeaders::default() };
     let mut worker = fetching(headers);
-    worker.now += Duration::from_secs(601);
+    worker.now += Duration::from_secs(603);
     let actions = worker.quiet_tick();
     let (_, rejection) = dead_letter(&actions).expect("it is given up");
     assert_eq!(rejection.reason, Reason::StoreUnavailable);

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use vramq_schemas::JobHeaders;
+use vramq_schemas::control::Command;
 use vramq_schemas::withdrawal::Digest;
 
 use crate::action::{Action, Publication, Route, SessionEnd};
 use crate::event::{Delivery, Event, PublicationOutcome, SessionFacts, Source, Withdrawn};
 use crate::handlers::test_worker::{CHANNEL, Worker, requeued};
-use crate::ids::{ItemIndex, JobKey};
+use crate::ids::{ItemIndex, JobKey, RequestId};
 
 const CONFIRMED: PublicationOutcome = PublicationOutcome::Confirmed { messages: 1 };
 
@@ -130,6 +131,28 @@ fn a_next_attempt_that_waits_can_be_withdrawn() {
     worker.answers(CONFIRMED);
     worker.apply(Event::Idle);
     assert!(!is_read(&worker.apply(Event::AcksSent { channel: CHANNEL, sent: vec![true] })));
+}
+
+/// If it ended before, and the session was lost, the first message would come back and run although the caller was answered.
+#[test]
+fn a_next_attempt_that_waits_is_cancelled_when_the_message_before_it_is_acknowledged() {
+    let (mut worker, headers) = counting();
+    worker.comes(NEXT, headers);
+    let is_dead = |actions: &[Action]| {
+        let of_next = |action: &Action| {
+            matches!(
+                action,
+                Action::Publish { job: JobKey(NEXT), publication: Publication::DeadLetter { .. } }
+            )
+        };
+        actions.iter().any(of_next)
+    };
+    let command = Command::Cancel { job: "the job".to_owned() };
+    let actions = worker.apply(Event::Command { request: RequestId(1), command });
+    assert!(!is_dead(&actions), "{actions:?}");
+    assert!(!is_dead(&worker.answers(CONFIRMED)) && !is_dead(&worker.apply(Event::Idle)));
+    let actions = worker.apply(Event::AcksSent { channel: CHANNEL, sent: vec![true] });
+    assert!(is_dead(&actions) && !is_read(&actions), "{actions:?}");
 }
 
 #[test]

@@ -4,7 +4,6 @@
 use crate::Core;
 use crate::disposition::JobOutcome;
 use crate::event::Withdrawn;
-use crate::ids::JobKey;
 use crate::jobs::{Received, StopReason};
 
 impl Core {
@@ -17,25 +16,15 @@ impl Core {
             delivery.id.as_ref() == Some(&withdrawn.id) && delivery.withdrawal == Some(withdrawn.digest)
         };
         let jobs = self.jobs.running_where(|_, job| is_meant(&job.received) && !job.is_withdrawn());
-        let unread = self.waiting_unread(is_meant);
+        let waits = |job: &Received| job.is_fetching() || self.successors.is_held(job.delivery.job);
+        let unread = self.jobs.received_where(|job| is_meant(job) && waits(job));
         self.withdrawals.remember(withdrawn, self.now.at);
         for job in unread {
-            let Some(received) = self.take_unread(job) else { continue };
+            self.successors.ended_unread(job);
+            let Some(received) = self.jobs.take_received(job) else { continue };
             self.settle(received.settle(JobOutcome::Withdrawn, self.now.at));
         }
         jobs.into_iter().for_each(|job| self.stop_job(job, StopReason::Withdrawn));
-    }
-
-    /// The jobs that wait to be read (for their inputs, or as the next attempt of a job still here) and for which `is_meant` holds.
-    pub(crate) fn waiting_unread(&self, is_meant: impl Fn(&Received) -> bool) -> Vec<JobKey> {
-        let waits = |job: &Received| job.is_fetching() || self.successors.is_held(job.delivery.job);
-        self.jobs.received_where(|job| is_meant(job) && waits(job))
-    }
-
-    /// Removes and returns one of these jobs, which ends.
-    pub(crate) fn take_unread(&mut self, job: JobKey) -> Option<Received> {
-        self.successors.ended_unread(job);
-        self.jobs.take_received(job)
     }
 
     /// Removes a job that is not read yet and returns it for its next step. A withdrawn or cancelled job ends instead.

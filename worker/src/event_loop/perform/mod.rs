@@ -5,6 +5,7 @@ mod passes;
 mod publications;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use futures_util::future::join_all;
 use lapin::options::{BasicAckOptions, BasicNackOptions, BasicRejectOptions};
@@ -54,7 +55,7 @@ impl EventLoop {
             }
             Action::TakeQuarantined { model } => self.on_session(|live, _| live.take_quarantined(model)),
             Action::Decode { job, cost } => self.decode(job, cost),
-            Action::Fetch { job } => self.fetch(job),
+            Action::Fetch { job, until } => self.fetch(job, until),
             Action::Prepare { job, cost } => self.prepare(job, cost),
             Action::Run(order) => self.run(order),
             Action::CancelPass { pass, model } => {
@@ -159,15 +160,15 @@ impl EventLoop {
         });
     }
 
-    /// Fetches the inputs that a job refers to.
-    fn fetch(&mut self, job: JobKey) {
+    /// Fetches the inputs that a job refers to, until then.
+    fn fetch(&mut self, job: JobKey, until: Instant) {
         let Some(stored) = self.jobs.get(job) else { return };
         let fetch_max = self.context.models[stored.model.0].fetch_max;
         let Some(payload) = self.jobs.payload_mut(job) else { return };
         let wanted = std::mem::take(&mut payload.wanted);
         let (stores, completions) = (Arc::clone(&self.context.stores), self.completions.clone());
         let task = tokio::spawn(async move {
-            let result = stores.fetch(wanted, fetch_max).await;
+            let result = stores.fetch(wanted, fetch_max, until).await;
             // An `Err` means that the process ends.
             let _ = completions.send(Completion::Fetched { job, result }).await;
         });

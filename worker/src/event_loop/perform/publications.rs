@@ -22,12 +22,20 @@ use crate::failpoint::{self, Site};
 use crate::identity::Identity;
 use crate::job_store::Unconfirmed;
 use crate::model::Model;
+use crate::stores::outputs::OutputReply;
 
 impl EventLoop {
     pub(crate) fn publish(&mut self, job: JobKey, publication: Publication) {
-        let Some(stored) = self.jobs.get(job) else { return };
+        // The core publishes only about jobs of this session that it has not released.
+        let Some(stored) = self.jobs.get_mut(job) else {
+            return tracing::error!(
+                %job,
+                "internal error: a job was released before its message was published. It stays unacknowledged until the session \
+                 ends; please report it"
+            );
+        };
         let model = Arc::clone(&self.context.models[stored.model.0]);
-        let Some(payload) = self.jobs.payload_mut(job) else { return };
+        let payload = &mut stored.payload;
         let (received, identity) = (Arc::clone(&payload.received), Arc::clone(&self.context.identity));
         // The body is copied into these messages, so its size decides where they are built.
         let bytes = received.delivery.data.len();
@@ -95,7 +103,7 @@ impl EventLoop {
             (store, OutputOwner::new(&model.name, caller.as_deref(), id))
         });
         let received = Arc::clone(&payload.received);
-        let write_until = self.core.publish_until(received.summary.at);
+        let reply = OutputReply { encoding, until: self.core.publish_until(received.summary.at) };
         let encode = move |of_run| {
             let address = ReplyAddress::of(&received, &model, encoding);
             let encode = || message::replies(run, of_run, address, &model, &identity);
@@ -109,7 +117,7 @@ impl EventLoop {
             Some((store, owner)) => {
                 let completions = self.completions.clone();
                 tokio::spawn(async move {
-                    let encoded = match of_run.stored(run.offset, &store, &owner, write_until).await {
+                    let encoded = match of_run.stored(run.offset, &store, &owner, reply).await {
                         Ok((of_run, unwritten)) => {
                             // An `Err`, here and below, means that the process ends.
                             let encoded = tokio::task::spawn_blocking(move || encode(of_run)).await;
