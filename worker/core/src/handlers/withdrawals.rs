@@ -4,6 +4,7 @@
 use crate::Core;
 use crate::disposition::JobOutcome;
 use crate::event::Withdrawn;
+use crate::ids::JobKey;
 use crate::jobs::{Received, StopReason};
 
 impl Core {
