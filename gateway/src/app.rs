@@ -94,6 +94,9 @@ pub struct Stores {
 
 /// Counts a request as in flight, for its caller and in total, until all clones are dropped. The response has one clone until it is sent;
 /// the job has one, and may end later.
+///
+/// Its time counts in the mean that [`Retry-After`](InFlight) is made of, also if the request is refused after it was admitted, such as for
+/// the memory of its body: until then it kept others out.
 #[derive(Clone, Debug)]
 pub struct Permits {
     _held: Arc<Held>,

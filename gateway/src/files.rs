@@ -3,6 +3,7 @@
 mod limits;
 mod names;
 mod problems;
+mod removal;
 mod upload;
 
 use std::collections::{BTreeSet, HashMap};
@@ -13,19 +14,20 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _, stream};
-use object_store::path::Path;
-use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt as _};
+use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore as _, ObjectStoreExt as _};
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 use uuid::Uuid;
 
+use crate::background_work::Work;
 use crate::config::Files;
 use crate::problem::Problem;
 use crate::storage::{Place, Storage};
 use crate::used::Used;
 pub(crate) use names::is_id;
 use names::{check_id, content_path, description_path, is_ours};
-use problems::{broken, failed, missing, silent};
+use problems::{broken, failed, missing, not_there, silent};
+use removal::Removals;
 pub(crate) use upload::UploadRoom;
 use upload::{Held, Upload};
 
@@ -68,6 +70,7 @@ pub struct FileStore {
     settings: Files,
     /// Recounted at each sweep. In between, only this gateway's own changes are added.
     used: Arc<Used>,
+    removals: Removals,
 }
 
 impl FileStore {
@@ -86,7 +89,7 @@ impl FileStore {
         }
         let storage = Storage::open(&place).map_err(|error| format!("files: {error}"))?;
         let used = Arc::new(Used::new(settings.total_bytes, settings.owner_bytes));
-        let this = Self { storage, settings, used };
+        let this = Self { storage, settings, used, removals: Removals::default() };
         if let Place::Folder(_) = place {
             this.sweep().await.map_err(|error| format!("files: {place}: {error}"))?;
         }
@@ -206,11 +209,17 @@ impl FileStore {
         found.map_err(|_| silent())?.map_err(|e| missing(id, &e))
     }
 
+    /// Removes a file. `work` is dropped when that has ended, also if the caller hangs up before.
+    ///
     /// # Errors
-    /// There is no such file.
-    pub async fn delete(&self, owner: &str, id: &str) -> Result<(), Problem> {
+    /// There is no such file, or another request is removing it.
+    pub async fn delete(&self, owner: &str, id: &str, work: Work) -> Result<(), Problem> {
+        check_id(id)?;
+        // Before the description is read: once this request may remove the file, it sees what the one before has left.
+        let removal = self.removals.begin(owner, id).ok_or_else(|| not_there(id))?;
         let view = self.view(owner, id).await?;
-        self.remove(owner, &view).await.map_err(|e| failed("remove the file", &e))
+        let removed = removal.run(&self.storage.objects, &self.used, view.bytes, work).await;
+        removed.map_err(|e| failed("remove the file", &e))
     }
 
     /// The references that workers get for files, by their ids.
@@ -272,33 +281,6 @@ impl FileStore {
         self.used.counted(self.storage.sweep(is_ours, is_old).await?);
         Ok(())
     }
-
-    /// Removes a file. A sweep, or the same request once more, may be removing it, too.
-    ///
-    /// In a separate task, which goes on if the caller hangs up: without its description nobody could remove the content, and it would take
-    /// the owner's bytes until it is old.
-    async fn remove(&self, owner: &str, view: &FileView) -> object_store::Result<()> {
-        let (objects, used) = (Arc::clone(&self.storage.objects), Arc::clone(&self.used));
-        let (owner, bytes) = (owner.to_owned(), view.bytes);
-        let (description, content) = (description_path(&owner, &view.id), content_path(&owner, &view.id));
-        let removing = tokio::spawn(async move {
-            remove_object(&objects, &description).await?;
-            if remove_object(&objects, &content).await? {
-                used.removed(&owner, bytes);
-            }
-            Ok::<(), object_store::Error>(())
-        });
-        removing.await?
-    }
-}
-
-/// Whether there was such an object, as far as the place says: an object store does not.
-async fn remove_object(objects: &Arc<dyn ObjectStore>, path: &Path) -> object_store::Result<bool> {
-    match objects.delete(path).await {
-        Ok(()) => Ok(true),
-        Err(object_store::Error::NotFound { .. }) => Ok(false),
-        Err(error) => Err(error),
-    }
 }
 
 /// Makes a folder that only this user can look into. One that is there already must be this user's.
@@ -314,9 +296,11 @@ pub fn seconds_of(at: SystemTime) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use futures_util::FutureExt as _;
+    use object_store::memory::InMemory;
 
     use super::*;
+    use crate::background_work::BackgroundWork;
+    use crate::until::until;
 
     fn settings(folder: &std::path::Path, is_own: bool) -> Files {
         Files {
@@ -358,11 +342,12 @@ mod tests {
         (sum.stored, sum.coming)
     }
 
-    /// Waits until uploads that failed are removed.
     async fn until_none_is_coming(store: &FileStore) {
-        while counted(store).1 > 0 {
-            tokio::task::yield_now().await;
-        }
+        until("uploads that failed are removed", || counted(store).1 == 0).await;
+    }
+
+    fn work() -> Work {
+        BackgroundWork::default().begin()
     }
 
     #[tokio::test]
@@ -380,7 +365,7 @@ mod tests {
         for odd in ["../a/x", "file-", "file-../../../../../../etc/passwd00000", ""] {
             assert_eq!(store.view("a", odd).await.unwrap_err().status, 404, "{odd}");
         }
-        store.delete("a", &view.id).await.unwrap();
+        store.delete("a", &view.id, work()).await.unwrap();
         assert_eq!(store.view("a", &view.id).await.unwrap_err().status, 404);
         assert_eq!(counted(&store), (0, 0));
     }
@@ -388,25 +373,17 @@ mod tests {
     #[tokio::test]
     async fn a_file_that_is_removed_twice_at_a_time_is_removed_once() {
         let folder = tempfile::tempdir().unwrap();
-        let store = store(folder.path()).await;
+        let mut store = store(folder.path()).await;
+        // Like S3, it says of what is not there, too, that it has removed it.
+        store.storage.objects = Arc::new(InMemory::new());
         let put =
             async |text: &'static str| store.put("a", "x", "", pieces(&[text]), Box::new(())).await.unwrap();
         let (view, _other) = (put("abcd").await, put("ef").await);
-        let both = tokio::join!(store.remove("a", &view), store.remove("a", &view));
-        assert!(both.0.is_ok() && both.1.is_ok(), "{both:?}");
+        let (first, second) =
+            tokio::join!(store.delete("a", &view.id, work()), store.delete("a", &view.id, work()));
+        assert!(first.is_ok(), "{first:?}");
+        assert_eq!(second.unwrap_err().status, 404);
         assert_eq!(counted(&store), (2, 0));
-    }
-
-    #[tokio::test]
-    async fn a_file_whose_caller_hangs_up_is_removed_as_a_whole() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = store(folder.path()).await;
-        let view = store.put("a", "x", "", pieces(&["abcd"]), Box::new(())).await.unwrap();
-        assert!(store.remove("a", &view).now_or_never().is_none());
-        while counted(&store) != (0, 0) {
-            tokio::task::yield_now().await;
-        }
-        assert!(std::fs::read_dir(folder.path().join("a")).unwrap().next().is_none());
     }
 
     #[tokio::test]

@@ -215,6 +215,7 @@ mod tests {
 
     use super::*;
     use crate::folder_threads::OPERATIONS_MAX;
+    use crate::until::until;
 
     /// Opening a pipe that nobody writes to hangs, as a file of a network does that is gone.
     #[tokio::test]
@@ -232,9 +233,7 @@ mod tests {
             tokio::spawn(async move { store.get(&Path::from(name)).await?.bytes().await })
         };
         let hanging: Vec<_> = (0..OPERATIONS_MAX).map(|_| read("pipe")).collect();
-        while store.threads.free() > 0 {
-            tokio::task::yield_now().await;
-        }
+        until("all threads are taken", || store.threads.free() == 0).await;
         // Who gives up leaves the thread behind, which still counts.
         for caller in hanging {
             caller.abort();
@@ -255,9 +254,7 @@ mod tests {
         assert!(!written.is_finished(), "who writes waits");
         let _writer = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
         written.await.unwrap().unwrap();
-        while store.threads.free() < OPERATIONS_MAX {
-            tokio::task::yield_now().await;
-        }
+        until("all threads are free", || store.threads.free() == OPERATIONS_MAX).await;
         assert_eq!(read("there").await.unwrap().unwrap(), vec![1]);
     }
 
@@ -278,9 +275,8 @@ mod tests {
         let mut dropped = store.put_multipart(&Path::from("a/d")).await.unwrap();
         dropped.put_part(vec![1].into()).await.unwrap();
         drop(dropped);
-        while std::fs::read_dir(folder.path().join("a")).unwrap().count() > 1 {
-            tokio::task::yield_now().await;
-        }
+        let files = || std::fs::read_dir(folder.path().join("a")).unwrap().count();
+        until("one file is left", || files() == 1).await;
         store.delete(&Path::from("a/b")).await.unwrap();
         assert!(store.get(&Path::from("a/b")).await.is_err());
     }

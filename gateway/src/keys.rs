@@ -166,14 +166,26 @@ impl Keys {
 
     /// Reads the file again whenever it has changed since [`open`](Self::open). Ends only with the process.
     pub async fn watch(self: Arc<Self>) {
+        self.watch_by(file::read).await;
+    }
+
+    async fn watch_by(&self, read: fn(&Path) -> Result<String, String>) {
         let Some(path) = self.file.clone() else { return };
         let mut stable = StableFile::new(self.first_text);
         loop {
             tokio::time::sleep(RELOAD_EVERY).await;
             let looked_at = path.clone();
-            // A file system that hangs holds a thread of its own, and not one of the runtime's few. An `Err`: the runtime ends.
-            let Ok(read) = spawn_blocking(move || file::read(&looked_at)).await else { return };
-            let text = match read {
+            // A file system that hangs holds a thread of its own, and not one of the runtime's few.
+            let found = match spawn_blocking(move || read(&looked_at)).await {
+                Ok(found) => found,
+                // Without its message, which may repeat what is in the file. The next look may succeed.
+                Err(failed) if failed.is_panic() => {
+                    Err(format!("{}: reading it panicked. Please report it", path.display()))
+                }
+                // The runtime ends.
+                Err(_) => return,
+            };
+            let text = match found {
                 Ok(text) if stable.is_new(&text) => text,
                 Ok(_) => continue,
                 Err(error) => {
@@ -250,6 +262,8 @@ fn unhex(text: &str) -> Option<[u8; 32]> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
@@ -299,13 +313,28 @@ mod tests {
 
     #[tokio::test]
     async fn a_file_that_changes_before_it_is_watched_is_read_again() {
+        is_read_again(file::read).await;
+    }
+
+    #[tokio::test]
+    async fn a_look_at_the_file_that_panics_is_not_the_last_one() {
+        is_read_again(|path| {
+            static HAS_PANICKED: AtomicBool = AtomicBool::new(false);
+            assert!(HAS_PANICKED.swap(true, Ordering::Relaxed), "a fault of the gateway");
+            file::read(path)
+        })
+        .await;
+    }
+
+    async fn is_read_again(read: fn(&Path) -> Result<String, String>) {
         const DEADLINE: Duration = Duration::from_secs(90);
         let file = tempfile::NamedTempFile::new().unwrap();
         let [(removed, first), (added, second)] = [(); 2].map(|()| new_key("a"));
         std::fs::write(file.path(), first).unwrap();
         let keys = Arc::new(Keys::open(Some(file.path())).unwrap());
         std::fs::write(file.path(), second).unwrap();
-        let watching = tokio::spawn(Arc::clone(&keys).watch());
+        let watched = Arc::clone(&keys);
+        let watching = tokio::spawn(async move { watched.watch_by(read).await });
         let is_read = async {
             while keys.caller(Some(&added)).is_none() {
                 tokio::time::sleep(Duration::from_millis(10)).await;

@@ -40,5 +40,7 @@ pub mod server;
 pub mod shares;
 pub mod storage;
 pub mod trace;
+#[cfg(test)]
+mod until;
 pub mod used;
 pub mod vocabulary;

@@ -25,7 +25,7 @@ use vramq_dlq::{Access, Error, Stop, Stops};
 
 use crate::broker::dead_letters::{Collected, Letters};
 use crate::config;
-use crate::drain::{Drain, LAST_ANSWERS, last_answers_over};
+use crate::drain::{Drain, LAST_ANSWERS};
 use crate::off_runtime::joined;
 use crate::problem::{Problem, Retry};
 pub use request::ActionRequest;
@@ -149,13 +149,13 @@ impl Operator {
         }
     }
 
-    /// Waits until no action runs, but not after the drain and the last answers. Returns whether none runs.
-    pub async fn is_idle_at_end(&self, drain: watch::Receiver<Drain>) -> bool {
+    /// Waits until no action runs, at most until `over`. Returns whether none runs.
+    pub async fn is_idle_before(&self, over: impl Future<Output = ()>) -> bool {
         tokio::select! {
             biased;
             // The semaphore is never closed.
             _ = self.actions.acquire() => true,
-            () = last_answers_over(drain) => false,
+            () = over => false,
         }
     }
 
@@ -315,7 +315,10 @@ fn problem(error: &Error) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
+    use crate::drain::last_answers_over;
 
     #[tokio::test]
     async fn the_end_of_a_drain_stops_an_action_and_waits_for_it_no_longer_than_for_answers() {
@@ -324,11 +327,13 @@ mod tests {
         let settings = config::Operator { address, folder: folder.path().to_owned() };
         let operator = Operator::open(settings).unwrap();
         let (drain, drained) = watch::channel(Drain::Serving);
-        assert!(operator.is_idle_at_end(drained.clone()).await);
+        let over = last_answers_over(drained.clone()).shared();
+        assert!(operator.is_idle_before(over.clone()).await);
         let _acting = operator.actions.acquire().await.unwrap();
-        let mut stops = stopped_by(drained.clone());
+        let mut stops = stopped_by(drained);
         drain.send_replace(Drain::Over);
         assert_eq!((stops.next().await, stops.next().await), (Stop::Terminated, Stop::Terminated));
-        assert!(!operator.is_idle_at_end(drained).await);
+        over.clone().await;
+        assert_eq!(operator.is_idle_before(over).now_or_never(), Some(false), "a second wait");
     }
 }

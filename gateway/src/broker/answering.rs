@@ -123,15 +123,11 @@ fn lacks_channel(depth: &lapin::Result<Depth>) -> bool {
     depth.as_ref().is_err_and(|error| matches!(error.kind(), lapin::ErrorKind::ChannelsLimitReached))
 }
 
-/// Counts a model's queues, and notes their depth. If the model has no queue under its name, counts those under the key that its workers name,
-/// and notes the key as well.
+/// Counts a model's queues, and notes their depth. If the model may have no queue under its name, counts those under the key that its workers
+/// name, and notes the key as well.
 async fn count_model(link: &Link, connection: &Connection, model: &str) -> lapin::Result<Depth> {
-    let (mut depth, mut key) = (count_under(link, connection, model, model).await?, None);
-    if depth == Depth::NoQueue {
-        // Keep the last key while the model's workers are away.
-        let before = link.queues().key(model).map(str::to_owned);
-        key = link.fleet().other_key(model, Instant::now()).or(before);
-    }
+    let mut depth = count_under(link, connection, model, model).await?;
+    let key = other_key(link, model, depth);
     if let Some(key) = &key {
         depth = count_under(link, connection, model, key).await?;
     }
@@ -139,10 +135,23 @@ async fn count_model(link: &Link, connection: &Connection, model: &str) -> lapin
     Ok(depth)
 }
 
+/// The key of a model, if that is not its name. `depth`: that of the queue under its name.
+fn other_key(link: &Link, model: &str, depth: Depth) -> Option<String> {
+    match depth {
+        Depth::Messages { .. } => None,
+        // Who may not count queues does not hear that there is none, and publishes jobs all the same.
+        Depth::NoQueue | Depth::NoPermission => {
+            // Keep the last key while the model's workers are away.
+            let before = link.queues().key(model).map(str::to_owned);
+            link.fleet().other_key(model, Instant::now()).or(before)
+        }
+    }
+}
+
 /// The depth of the queue under a key, with what waits of the model's large jobs, and in the further queues that its workers name.
 async fn count_under(link: &Link, connection: &Connection, model: &str, key: &str) -> lapin::Result<Depth> {
     let mut depth = queue_depth(connection, &jobs_queue(key)).await?;
-    if depth == Depth::NoQueue {
+    if !matches!(depth, Depth::Messages { .. }) {
         // Requests may name any model: one that no worker serves costs the broker only one request.
         return Ok(depth);
     }
@@ -173,5 +182,35 @@ async fn read_dead_letters(
     if total > 0 {
         // In vain if somebody removes letters meanwhile.
         let _ = timeout(PUT_BACK_MAX, dead_letters::until_put_back(connection, model, total)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vramq_schemas::status::{Heartbeat, ModelStatus, WorkerState};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_model_has_the_key_that_its_workers_name_unless_there_is_a_queue_of_its_name() {
+        let (link, _task) = Link::new("amqp://localhost".parse().unwrap(), "test".to_owned());
+        let now = Instant::now();
+        let model = ModelStatus { model: "m".to_owned(), key: "key".to_owned(), ..ModelStatus::default() };
+        let heartbeat = Heartbeat {
+            interval_ms: 60_000,
+            state: WorkerState::Consuming,
+            models: vec![model],
+            ..Heartbeat::default()
+        };
+        link.fleet().hear(&serde_json::to_vec(&heartbeat).unwrap(), now, |_| false);
+        link.queues().note("away", Some("key".to_owned()), Depth::NoQueue, now);
+        let there = Depth::Messages { ready: 0, consumers: 1 };
+        for (depth, key) in [(Depth::NoQueue, Some("key")), (Depth::NoPermission, Some("key")), (there, None)]
+        {
+            for model in ["m", "away"] {
+                assert_eq!(other_key(&link, model, depth).as_deref(), key, "{model}: {depth:?}");
+            }
+            assert_eq!(other_key(&link, "made-up", depth), None);
+        }
     }
 }

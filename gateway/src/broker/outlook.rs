@@ -70,14 +70,22 @@ impl Queues {
         self.by_model.insert(model.to_owned(), Counted { key, depth, at: now, published: 0 });
     }
 
-    /// Forgets counts if there are too many. First those of names without a queue, because a request can make up any name. Jobs of a model
-    /// whose count is forgotten would lose its key, and go to a queue that does not exist.
+    /// Forgets counts if there are too many. First those of names that may have no queue: a request can make up any name, and some users may
+    /// not ask the broker whether it has a queue. Last old ones with a key: jobs of a model whose key is forgotten go to a queue that does
+    /// not exist.
     fn make_room(&mut self, now: Instant) {
-        if self.by_model.len() >= QUEUES_MAX {
-            self.by_model.retain(|_, counted| counted.depth != Depth::NoQueue || counted.key.is_some());
-        }
-        if self.by_model.len() >= QUEUES_MAX {
-            self.by_model.retain(|_, counted| now.saturating_duration_since(counted.at) < FRESH);
+        let has_queue = |counted: &Counted| matches!(counted.depth, Depth::Messages { .. });
+        let is_fresh = |counted: &Counted| now.saturating_duration_since(counted.at) < FRESH;
+        let stays: [&dyn Fn(&Counted) -> bool; 3] = [
+            &|counted: &Counted| counted.key.is_some() || has_queue(counted),
+            &|counted: &Counted| counted.key.is_some() || is_fresh(counted),
+            &is_fresh,
+        ];
+        for stays in stays {
+            if self.by_model.len() < QUEUES_MAX {
+                return;
+            }
+            self.by_model.retain(|_, counted| stays(counted));
         }
     }
 
@@ -191,20 +199,55 @@ mod tests {
 
     #[test]
     fn names_that_are_made_up_push_out_no_model() {
+        // The second one: to a user of the broker who may not ask about other queues than some.
+        for unknown in [Depth::NoQueue, Depth::NoPermission] {
+            let (mut queues, now) = (Queues::default(), Instant::now());
+            let served = Depth::Messages { ready: 0, consumers: 1 };
+            let make_up = |queues: &mut Queues, now: Instant| {
+                for n in 0..QUEUES_MAX + 10 {
+                    queues.note(&format!("made-up-{n}"), None, unknown, now);
+                    assert!(queues.by_model.len() <= QUEUES_MAX);
+                }
+            };
+            let models = [
+                ("before", Some("key"), served),
+                ("named", None, served),
+                ("away", Some("key"), unknown),
+                ("meanwhile", Some("key"), served),
+            ];
+            let [before @ .., meanwhile] = models;
+            let note = |queues: &mut Queues, (model, key, depth): (&str, Option<&str>, Depth)| {
+                queues.note(model, key.map(str::to_owned), depth, now);
+            };
+            for model in before {
+                note(&mut queues, model);
+            }
+            make_up(&mut queues, now);
+            note(&mut queues, meanwhile);
+            make_up(&mut queues, now + Duration::from_secs(60));
+            for (model, key, depth) in models {
+                assert_eq!((queues.key(model), queues.last(model)), (key, Some(depth)), "{model}");
+            }
+        }
+    }
+
+    #[test]
+    fn keys_are_remembered_for_longer_than_other_counts() {
         let (mut queues, now) = (Queues::default(), Instant::now());
         let served = Depth::Messages { ready: 0, consumers: 1 };
-        let make_up = |queues: &mut Queues, now: Instant| {
-            for n in 0..QUEUES_MAX + 10 {
-                queues.note(&format!("made-up-{n}"), None, Depth::NoQueue, now);
-                assert!(queues.by_model.len() <= QUEUES_MAX);
-            }
-        };
-        queues.note("before", Some("key".to_owned()), served, now);
-        make_up(&mut queues, now);
-        queues.note("meanwhile", Some("key".to_owned()), served, now);
-        make_up(&mut queues, now + Duration::from_secs(60));
-        for model in ["before", "meanwhile"] {
-            assert_eq!((queues.key(model), queues.last(model)), (Some("key"), Some(served)), "{model}");
+        queues.note("model", Some("key".to_owned()), served, now);
+        for n in 0..QUEUES_MAX {
+            queues.note(&n.to_string(), None, served, now);
         }
+        queues.note("later", None, served, now + FRESH);
+        assert_eq!((queues.key("model"), queues.by_model.len()), (Some("key"), 2));
+        // Their number is bounded, too.
+        let mut queues = Queues::default();
+        for n in 0..QUEUES_MAX + 10 {
+            queues.note(&n.to_string(), Some("key".to_owned()), served, now);
+        }
+        assert_eq!(queues.by_model.len(), QUEUES_MAX);
+        queues.note("later", None, served, now + FRESH);
+        assert_eq!(queues.by_model.len(), 1);
     }
 }

@@ -26,7 +26,7 @@ pub(super) enum Question {
         name: String,
         answer: oneshot::Sender<Depth>,
     },
-    /// The permit is held until nothing of the queue is held any more, also if the caller leaves.
+    /// The permit is held while letters are read and put back, also if the caller leaves.
     DeadLetters {
         model: String,
         only_reader: OwnedSemaphorePermit,

@@ -8,9 +8,14 @@ use crate::problem::Problem;
 /// A file cannot be read: there is none, or the place fails.
 pub fn missing(id: &str, error: &object_store::Error) -> Problem {
     match error {
-        object_store::Error::NotFound { .. } => Problem::not_found(&format!("file `{id}`")),
+        object_store::Error::NotFound { .. } => not_there(id),
         other => failed("read the file", other),
     }
+}
+
+/// There is no such file.
+pub fn not_there(id: &str) -> Problem {
+    Problem::not_found(&format!("file `{id}`"))
 }
 
 /// The place fails while it stores something or reads it.

@@ -162,6 +162,7 @@ mod tests {
     use tokio::task::yield_now;
 
     use super::*;
+    use crate::until::until;
     use crate::used::{Sum, Used};
 
     #[tokio::test]
@@ -187,9 +188,7 @@ mod tests {
             assert_eq!(Arc::strong_count(&memory), 2, "the store has not answered");
             assert_eq!(used.sum(), Sum { stored: 0, coming: 1 });
             drop(reading);
-            while Arc::strong_count(&memory) > 1 {
-                yield_now().await;
-            }
+            until("the upload has ended", || Arc::strong_count(&memory) == 1).await;
             assert_eq!(used.sum(), Sum::default());
         }
     }

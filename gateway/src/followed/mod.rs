@@ -51,8 +51,8 @@ pub async fn find_again(
     }
 }
 
-/// Like [`find`], for a request that names the job. Call this before [`earlier::find`](crate::jobs::earlier::find): a gateway stores the
-/// end before it removes the record, so one of the two calls finds a job that ends meanwhile.
+/// Like [`find`], for a request that names the job. Call this before [`find_stored`](crate::jobs::earlier::find_stored): a gateway stores
+/// the end before it removes the record, so one of the two calls finds a job that ends meanwhile.
 ///
 /// # Errors
 /// As for [`find`]; or the name stands for another request.

@@ -7,6 +7,7 @@ mod sweeps;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use vramq_spans::Spans;
 
 use crate::app::App;
@@ -46,6 +47,7 @@ pub async fn run(config: Config) -> Result<Exit, String> {
 /// Waits for what would be lost with the process: answers, work that goes on without its request, withdrawals, actions of operators. Returns
 /// whether all requests were answered.
 async fn drain(app: &App, connections: Connections) -> bool {
+    let over = last_answers_over(app.drain.clone()).shared();
     let mut all_answered = false;
     let ending = async {
         connections.all_answered().await;
@@ -61,7 +63,7 @@ async fn drain(app: &App, connections: Connections) -> bool {
     };
     tokio::select! {
         () = ending => {}
-        () = last_answers_over(app.drain.clone()) => {
+        () = over.clone() => {
             let work = app.background.count();
             if work > 0 {
                 tracing::warn!(
@@ -74,7 +76,7 @@ async fn drain(app: &App, connections: Connections) -> bool {
     let last_action = async {
         // An action whose caller has hung up may still run. The end of the drain stops it.
         if let Some(operator) = &app.operator
-            && !operator.is_idle_at_end(app.drain.clone()).await
+            && !operator.is_idle_before(over).await
         {
             tracing::warn!(
                 "stopping before an action on dead letters has ended: none is lost, and some may be in their queue and where they went to"

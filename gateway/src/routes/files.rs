@@ -162,7 +162,7 @@ pub async fn delete(
     if let Some(output) = OutputId::parse(&id) {
         return Err(output_files::delete(&output));
     }
-    files(&app)?.delete(&caller.name, &id).await?;
+    files(&app)?.delete(&caller.name, &id, app.background.begin()).await?;
     Ok(Json(json!({"id": id, "object": "file", "deleted": true})))
 }
 

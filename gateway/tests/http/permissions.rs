@@ -135,6 +135,26 @@ fn a_gateways_own_user_may_read_dead_letters_only_if_it_is_permitted() {
     until("the dead letters are read", || (look(&setup).status == 200).then_some(()));
 }
 
+/// RabbitMQ 4.3 does not tell it then that no queue has the model's name.
+#[test]
+fn a_gateway_that_may_not_count_jobs_publishes_them_under_their_models_key() {
+    let mut setup = Setup::new();
+    let may = documented("gateway").unwrap();
+    let without = may.write.replace(r"|(jobs|bulk)\..+", "");
+    assert_ne!(without, may.write);
+    let (_, of_gateway) = setup.add_user([&may.configure, &without, &may.read]);
+    setup.worker(&[ECHO], &["--set", &format!("model.{ECHO}.key=its-key")]);
+    for _ in 0..2 {
+        setup.gateway_as(&of_gateway, &[]);
+    }
+    setup.wait_for_models(&[ECHO]);
+    let job = json!({"model": ECHO, "inputs": ["x"]});
+    for gateway in &setup.gateways {
+        let answer = gateway.send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&job)).json();
+        assert_eq!(answer["outputs"], json!([{"json": "x"}]), "{answer}");
+    }
+}
+
 /// Jobs of callers that are gone then run, which only the log reports. Everything else works.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_that_may_not_publish_withdrawals_says_so_once() {
