@@ -105,6 +105,9 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
             eprintln!("{} {what}", counted(count, unit));
         }
     }
+    if let (Err(_), Err(unlogged)) = (&ended, &logged) {
+        eprintln!("the action log does not say so: {unlogged}");
+    }
     // After the counts: also where the disk is full, the user learns what was done.
     ended.and(logged)?;
     Ok(if cannot_publish == 0 { exit::DONE } else { exit::FAILED })

@@ -103,16 +103,6 @@ pub(crate) async fn run(args: Args) -> u8 {
         eprintln!("error: connect to the broker at {}: {}", session.broker, safe(error));
         return code;
     }
-    let code = match args.watch {
-        true => watch::run(&mut session).await,
-        false => print_once(&mut session, args.listen, args.json).await,
-    };
-    session.close().await;
-    code
-}
-
-/// Listens for a while, then prints once.
-async fn print_once(session: &mut Session, listen: Duration, json: bool) -> u8 {
     let mut signals = match Signals::new() {
         Ok(signals) => signals,
         Err(error) => {
@@ -120,6 +110,18 @@ async fn print_once(session: &mut Session, listen: Duration, json: bool) -> u8 {
             return exit::FAILED;
         }
     };
+    let code = match args.watch {
+        true => watch::run(&mut session, &mut signals).await,
+        false => print_once(&mut session, &mut signals, args.listen, args.json).await,
+    };
+    tokio::select! {
+        () = session.close() => code,
+        (code, _) = signals.next() => code,
+    }
+}
+
+/// Listens for a while, then prints once.
+async fn print_once(session: &mut Session, signals: &mut Signals, listen: Duration, json: bool) -> u8 {
     let mut end = std::pin::pin!(sleep(listen));
     loop {
         tokio::select! {

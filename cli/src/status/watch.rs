@@ -46,13 +46,13 @@ struct Views {
 }
 
 /// Shows the session until a key or signal ends it; the exit code.
-pub(super) async fn run(session: &mut Session) -> u8 {
+pub(super) async fn run(session: &mut Session, signals: &mut Signals) -> u8 {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         eprintln!("error: --watch needs a terminal; without --watch the output can be redirected");
         return exit::USAGE;
     }
     let result = match Screen::take() {
-        Ok(mut screen) => watch(&mut screen, session).await,
+        Ok(mut screen) => watch(&mut screen, session, signals).await,
         Err(error) => Err(error),
     };
     result.unwrap_or_else(|error| {
@@ -61,11 +61,10 @@ pub(super) async fn run(session: &mut Session) -> u8 {
     })
 }
 
-async fn watch(screen: &mut Screen, session: &mut Session) -> io::Result<u8> {
+async fn watch(screen: &mut Screen, session: &mut Session, signals: &mut Signals) -> io::Result<u8> {
     // NO_COLOR: https://no-color.org
     let colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let mut views = Views { workers: ViewState { colours, scrolled: 0 }, letters: None, reading: None };
-    let mut signals = Signals::new()?;
     let mut events = EventStream::new();
     let mut ticks = interval(REDRAW_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

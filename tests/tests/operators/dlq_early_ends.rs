@@ -21,6 +21,7 @@ on_queue_types!(
     a_retry_without_permission_ends_and_the_letters_stay,
     a_drop_that_cannot_write_says_where_the_letters_are,
     a_retry_that_cannot_log_its_end_says_what_was_done,
+    an_import_that_ends_early_says_that_the_log_lacks_its_end,
     a_retry_that_loses_the_broker_says_what_was_confirmed,
 );
 
@@ -138,6 +139,25 @@ async fn a_retry_that_cannot_log_its_end_says_what_was_done(env: &mut TestEnv) -
     let log = std::fs::read_to_string(operator.path("vramq/actions.jsonl"))?;
     let whole = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).is_ok());
     ensure!(whole.eq([true, false, true, true]), "{log}");
+    Ok(())
+}
+
+async fn an_import_that_ends_early_says_that_the_log_lacks_its_end(env: &mut TestEnv) -> Result<()> {
+    const KIB: u32 = 4;
+    let operator = Operator::at(env)?;
+    let import = ["import", "missing.jsonl"];
+    let ended = operator.run(&import).await?;
+    ensure!(!ended.stderr.contains("the action log"), "{ended:?}");
+    let path = operator.path("vramq/actions.jsonl");
+    let log = std::fs::read_to_string(&path)?;
+    let (begin, end) = log.split_once('\n').context("no two lines")?;
+    // The first line of the next import fits the file, and the last one does not.
+    let before = KIB as usize * 1024 - begin.len() - end.len() / 2;
+    std::fs::write(&path, format!("{}\n", " ".repeat(before)))?;
+    let ended = operator.run_with_files_up_to(KIB, &import).await?;
+    let said = &ended.stderr;
+    ensure!(said.contains("the action log does not say so: write the action log"), "{ended:?}");
+    ensure!(said.contains("missing.jsonl"), "{ended:?}");
     Ok(())
 }
 

@@ -1,17 +1,22 @@
 //! `vramq status`: its report of workers and queues, and the view of `--watch`.
 
+use std::process::Stdio;
+
 use anyhow::{Context as _, Result, ensure};
 use lapin::{BasicProperties, Confirmation};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::time::timeout;
 use vramq_schemas::topology::{STATUS_EXCHANGE, dead_queue};
+use vramq_tests::frames::Request;
 use vramq_tests::job::Message;
 use vramq_tests::node::Node;
 use vramq_tests::permissions::Permissions;
 use vramq_tests::proxy::Proxy;
 use vramq_tests::terminal::Terminal;
 use vramq_tests::test_env::{MODEL, TestEnv};
-use vramq_tests::wait::until;
+use vramq_tests::wait::{DEADLINE, until};
 use vramq_tests::worker::{Ended, command, run_to_end, vramq};
 use vramq_tests::{on_one_setup, on_own_node};
 
@@ -19,6 +24,7 @@ on_one_setup!(
     the_report_matches_the_broker_and_the_workers,
     nobody_is_there,
     its_connection_is_closed_before_it_ends,
+    a_signal_ends_its_wait_for_a_silent_broker,
     a_broker_that_refuses_is_not_one_that_is_away,
     watch_shows_workers_that_come_and_go,
     watch_lists_dead_letters_and_explains_them,
@@ -131,6 +137,22 @@ async fn its_connection_is_closed_before_it_ends(env: &mut TestEnv) -> Result<()
     let output = vramq(proxy.url(), &["status", "--for", "1s"]).await?;
     ensure!(output.code == Some(1), "{output:?}");
     ensure!((proxy.accepted(), proxy.closed()) == (1, 1), "{proxy:?}");
+    Ok(())
+}
+
+/// It has printed what it knows, and waits until its connection is closed.
+async fn a_signal_ends_its_wait_for_a_silent_broker(env: &mut TestEnv) -> Result<()> {
+    let proxy = Proxy::to(&env.url).await?;
+    proxy.swallow_requests(Request::DeclareQueue);
+    let mut command = command("vramq")?;
+    command.args(["status", "--model", MODEL, "--for", "1s", "--broker-url", proxy.url()]);
+    let mut status = command.stdout(Stdio::piped()).spawn()?;
+    let mut printed = BufReader::new(status.stdout.take().context("a process without stdout")?).lines();
+    timeout(DEADLINE, printed.next_line()).await.context("it prints nothing")??.context("it ended")?;
+    let pid = status.id().and_then(|id| Pid::from_raw(id.cast_signed())).context("no process")?;
+    kill_process(pid, Signal::INT)?;
+    let ended = timeout(DEADLINE, status.wait()).await.context("it does not end")??;
+    ensure!(ended.code() == Some(130), "{ended:?}");
     Ok(())
 }
 

@@ -42,7 +42,7 @@ pub enum Action {
     Prepare { job: JobKey, cost: usize },
     /// Run a pass. Answer: `PassEnded`.
     Run(PassOrder),
-    /// End a pass early: nobody needs its outputs any more, its session is over, or half of a drain's time is. The device's thread does not
+    /// End a pass early: nobody needs its outputs any more, a new session has begun, or half of a drain's time is over. The device's thread does not
     /// begin it; a program that runs it is asked to stop, and killed if it does not. `PassEnded` follows, with `Skipped`, with `Cancelled`,
     /// or as it ended by itself. May come more than once for a pass.
     CancelPass { pass: PassId, model: ModelIndex },

@@ -288,6 +288,7 @@ impl Core {
     }
 
     fn session_opened(&mut self, facts: SessionFacts) {
+        self.cancel_passes();
         self.session.opened(facts.declares);
         self.health.session_opened(self.now.at);
         let after_a_loss = self.redelivery.session_opened(self.now.at);
@@ -323,7 +324,6 @@ impl Core {
         for confirmed in unsent {
             self.act(Action::Release { job: confirmed.ended().received.delivery.job });
         }
-        self.cancel_passes();
         self.timers.session_closed();
         if let Some(lasted) = self.scheduler.unblocked(self.now.at) {
             self.observe(Observation::BlockedOnMemory { lasted });

@@ -138,7 +138,7 @@ pub enum Cause {
     Smaller,
     /// With the device to itself.
     Exclusive,
-    /// After a wait for memory that other processes hold.
+    /// After a wait for memory that other processes hold, or, in quarantine, for room on the device.
     Delayed,
     /// On a larger device.
     Larger,

@@ -32,7 +32,7 @@ const WAIT_MAX: u32 = 10;
 
 /// Why an output is not written although its store may work.
 const NO_TIME_LEFT: &str =
-    "the job was held for nearly as long as a job may be (worker.job_s), or the worker drains";
+    "the job was held for nearly as long as the broker allows (its consumer_timeout, see worker.job_s)";
 
 /// The longest media type in a reference, in bytes, according to RFC 6838.
 const MEDIA_TYPE_BYTES_MAX: usize = 255;

@@ -13,6 +13,7 @@ use vramq_schemas::{Attempt, JobHeaders, MinimumRequirement, Reason};
 use super::Shell;
 use super::as_known::caller_as_known;
 use super::stored_job::{SeenEnd, StoredJob};
+use crate::simulation::agenda::{Micros, SECOND};
 use crate::simulation::env::Env;
 use crate::simulation::ledger::Kind;
 use crate::simulation::names::LARGER_KEY;
@@ -25,6 +26,12 @@ pub(super) const SUSPECT_AFTER: u32 = 2;
 
 /// How often a job waits for a worker with its revision.
 const REVISION_WAITS: u32 = 16;
+
+/// How often a job waits for a store, or for room on the disk or the device.
+const STORE_WAITS: u32 = 64;
+
+/// How long a quarantined job may wait for its first pass.
+const FIRST_PASS_WITHIN: Micros = 60 * SECOND;
 
 impl Shell {
     /// The headers that a job was delivered with.
@@ -115,11 +122,13 @@ impl Shell {
                     || stored.may_wait_unfetched
                     || is_overdue
                     || self.fell_silent(env, stored);
-                tried == 0 && (lacked_store || stored.had_no_room_alone)
+                let lacked_room = stored.had_no_room_alone || is_left_in_quarantine(env, stored);
+                tried == 0 && (lacked_store || lacked_room)
             }
             _ => false,
         };
-        (!is_counted).then_some("the waits for a store, or for room on the disk, are miscounted")
+        (!is_counted)
+            .then_some("the waits for a store, or for room on the disk or the device, are miscounted")
     }
 
     /// The queue that a job first came from, as its headers name it: its passes take that queue's share.
@@ -235,6 +244,8 @@ impl Shell {
             (Reason::OutOfMemory, Some(needs), Some(last)) => {
                 wrong_requirement(needs, last, &rejection.error)
             }
+            // It never had a pass.
+            (Reason::OutOfMemory, None, _) if before.store_waits >= STORE_WAITS => None,
             (Reason::OutOfMemory, ..) => Some("what would fit is missing"),
             (_, Some(_), _) => Some("a need of memory that is not the reason"),
             _ => None,
@@ -291,6 +302,12 @@ fn wrong_requirement(needs: MinimumRequirement, last: &Attempt, error: &str) -> 
     }
 }
 
+/// Whether a quarantined job may leave a worker because the device has had no room for it.
+fn is_left_in_quarantine(env: &Env, stored: &StoredJob) -> bool {
+    let is_over = env.now >= stored.delivered_at + FIRST_PASS_WITHIN;
+    stored.source == Source::Quarantine && !stored.has_started && is_over
+}
+
 /// The index of an attempt's wait among waits of its kind, if these grow.
 fn wait_of(before: &JobHeaders, headers: &JobHeaders) -> Option<usize> {
     let counts = [
@@ -313,7 +330,10 @@ fn is_cause(cause: Cause, before: &JobHeaders, headers: &JobHeaders, route: &Rou
         Cause::Smaller => ran_out && last_items > 1,
         Cause::Exclusive => ran_out && last_items == 1 && headers.exclusive,
         Cause::Delayed => {
-            ran_out && last_items == 1 && matches!(route, Route::Later(_)) && headers.delays > 0
+            let is_after_a_try = ran_out && last_items == 1 && headers.delays > 0;
+            // Or in quarantine.
+            let is_unrun = !ran_out && headers.store_waits > before.store_waits;
+            matches!(route, Route::Later(_)) && (is_after_a_try || is_unrun)
         }
         Cause::Larger => ran_out && matches!(route, Route::OtherWorkers(_)),
         // Or a rule moves the job.

@@ -63,8 +63,9 @@ impl Core {
         self.cancel_passes();
     }
 
-    /// Cancels all passes of jobs. After a session they are in vain: their jobs are gone and are redelivered, and would wait for a program
-    /// that runs a long pass for nobody. A program is not killed over this before its model could have been loaded again.
+    /// Cancels all passes of jobs. When a session opens, those of the session before are in vain: their jobs are redelivered, and would wait
+    /// for a program that runs a long pass for nobody. When that session closes is too early: during the outage nobody waits for the program,
+    /// and one that does not react would be killed and loaded again, although its pass may end before the outage does.
     pub(crate) fn cancel_passes(&mut self) {
         for (pass, model) in self.scheduler.job_passes() {
             self.act(Action::CancelPass { pass, model });

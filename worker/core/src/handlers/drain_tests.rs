@@ -129,6 +129,20 @@ fn a_full_queue_is_offered_a_job_until_a_fifth_of_the_drain_is_left() {
     assert_eq!(requeued(&actions).pop().map(|(.., route)| route), Some(Route::Later(1_000)));
 }
 
+/// An output that is not written and fits no reply makes its job a dead letter. After a drain the job would be redelivered.
+#[test]
+fn a_drain_leaves_outputs_the_time_that_they_have_without_it() {
+    let mut worker = Worker::new();
+    let received_at = worker.now;
+    // Of the 750 s that the broker lets the worker hold jobs.
+    let until = received_at + Duration::from_millis(712_500);
+    assert_eq!(worker.write_until(received_at), until);
+    worker.stop();
+    assert_eq!(worker.write_until(received_at), until);
+    worker.apply(Event::ConsumerTimeoutLearned { timeout: Duration::from_secs(100) });
+    assert_eq!(worker.write_until(received_at), received_at + Duration::from_secs(95));
+}
+
 #[test]
 fn jobs_are_requeued_before_the_consumer_timeout_that_the_broker_has_shown() {
     let mut worker = Worker::new();

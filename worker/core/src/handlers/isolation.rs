@@ -4,11 +4,15 @@
 
 use std::time::Duration;
 
+use vramq_schemas::Reason;
+
 use crate::Core;
 use crate::action::Action;
 use crate::event::Source;
-use crate::ids::ModelIndex;
+use crate::ids::{JobKey, ModelIndex};
 use crate::jobs::Running;
+use crate::observation::Cause;
+use crate::rejection::Rejection;
 
 /// How long a quarantined job may wait for its first pass while the isolation's time is over. A program or another process may hold the
 /// memory that it needs, for longer than others should wait.
@@ -55,7 +59,7 @@ impl Core {
     }
 
     /// Every second: enforces the isolation's time limit. After half of it, requeues the jobs that the isolation still waits for. At its
-    /// end, requeues the quarantined job after its current pass, or when it has waited for its first one for too long.
+    /// end, requeues the quarantined job after its current pass. One that has waited for its first pass for too long waits at the broker.
     pub(crate) fn watch_isolation(&mut self) {
         let now = self.now.at;
         if self.quarantine.is_time_over(now) {
@@ -84,7 +88,34 @@ impl Core {
             delivery.source == Source::Quarantine && (is_over || !is_available)
         };
         let quarantined = self.jobs.running_where(|key, job| may_leave(job) && !self.health.is_pending(key));
-        quarantined.into_iter().for_each(|job| self.requeue_unfinished(job));
+        for job in quarantined {
+            let is_short_of_room = self.jobs.running(job).is_some_and(|job| {
+                let is_available = self.scheduler.is_available(job.received.delivery.model);
+                is_available && job.goes_on() && !job.has_started()
+            });
+            if is_short_of_room {
+                self.wait_for_first_pass(job);
+            } else {
+                self.requeue_unfinished(job);
+            }
+        }
+    }
+
+    /// The device had no room for a quarantined job. The wait is counted, so that one that can never start does not stop worker after worker
+    /// for ever.
+    fn wait_for_first_pass(&mut self, job: JobKey) {
+        let Some(running) = self.jobs.running(job) else { return };
+        let headers = running.headers.clone();
+        let (id, trace_id) = (&running.received.delivery.id, &running.received.delivery.trace_id);
+        let error = format!(
+            "{} had no room for the job within {} s, although the worker held no other job",
+            self.settings.device,
+            FIRST_PASS_WITHIN.as_secs()
+        );
+        tracing::info!(job = id, trace_id, error, "a quarantined job waits, and is not run");
+        let rejection = Rejection::new(Reason::OutOfMemory, error);
+        let outcome = self.wait_for_room_or_store(headers, Cause::Delayed, rejection);
+        self.conclude_when_idle(job, outcome);
     }
 
     fn end_isolation(&mut self) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use vramq_schemas::JobHeaders;
+use vramq_schemas::{JobHeaders, Reason};
 
 use crate::action::{Action, PassOrder, Publication, Route};
 use crate::event::{Event, PassResult, PublicationOutcome, QueueCount, QueueCounts, SessionFacts, Source};
@@ -170,8 +170,37 @@ fn a_quarantined_job_that_cannot_start_holds_up_others_for_a_minute_only() {
         assert!(requeued(&worker.second()).is_empty(), "{second}");
     }
     let back = requeued(&worker.second());
-    let [(JobKey(2), headers, Route::Quarantine)] = &back[..] else { panic!("{back:?}") };
-    assert_eq!((headers.crashes, headers.attempt), (2, 0));
+    let [(JobKey(2), headers, Route::Later(_))] = &back[..] else { panic!("{back:?}") };
+    assert_eq!((headers.crashes, headers.attempt, headers.store_waits), (2, 0, 1));
+}
+
+/// Otherwise each of its turns would stop a worker for a minute, for ever.
+#[test]
+fn a_quarantined_job_that_can_never_start_is_dead_lettered_after_64_waits() {
+    for (waits, ends) in [(62, false), (63, false), (64, true)] {
+        let mut worker = Worker::new();
+        worker.job(1, 1, worker.source(), JobHeaders { exclusive: true, ..JobHeaders::default() });
+        worker.pass();
+        worker.apply(Event::SessionClosed);
+        worker.apply(Event::SessionOpened(SessionFacts { declares: true, missing: Vec::new() }));
+        worker.now += Duration::from_secs(10);
+        assert!(takes_quarantined(&worker.isolates()));
+        let headers = JobHeaders { crashes: 2, store_waits: waits, ..JobHeaders::default() };
+        worker.job(2, 1, Source::Quarantine, headers);
+        worker.now += Duration::from_secs(59);
+        let actions = worker.second();
+        let error = actions.iter().find_map(|action| match action {
+            Action::Publish { publication: Publication::DeadLetter { rejection, .. }, .. } => {
+                Some((rejection.reason, rejection.error.as_str()))
+            }
+            _ => None,
+        });
+        assert_eq!((requeued(&actions).is_empty(), error.is_some()), (ends, ends), "{actions:?}");
+        let says_why = |(reason, error): (Reason, &str)| {
+            reason == Reason::OutOfMemory && error.contains("no room") && error.contains("64 times")
+        };
+        assert!(error.is_none_or(says_why), "{error:?}");
+    }
 }
 
 /// Its inputs take minutes. Their fetch has a limit of its own, and the job its minute after that.

@@ -15,8 +15,8 @@ use crate::observation::Cause;
 use crate::rejection::Rejection;
 use crate::silent_stores::SilentStores;
 
-/// How often a job waits for a store, or for room on a worker's disk, before it is dead-lettered. That takes nearly half an hour, enough
-/// for a store to restart or a network to be repaired.
+/// How often a job waits for a store, for room on a worker's disk or, in quarantine, for room on its device, before it is dead-lettered.
+/// That takes nearly half an hour at least, enough for a store to restart or a network to be repaired.
 const STORE_WAITS_MAX: u32 = 64;
 
 /// A fetch that goes on for so long after its end is ended here. It got a later end if the limit for holding a job has become shorter.
@@ -142,8 +142,8 @@ impl Core {
         outcome
     }
 
-    /// The outcome of a job that lacks a store, or room on the worker's disk. It waits at the broker a limited number of times, and any
-    /// worker may try it again. `rejection`: why it is dead-lettered after the last wait.
+    /// The outcome of a job that lacks a store, or room on the worker's disk or device. It waits at the broker a limited number of times, and
+    /// any worker may try it again. `rejection`: why it is dead-lettered after the last wait.
     pub(crate) fn wait_for_room_or_store(
         &mut self,
         mut headers: JobHeaders,

@@ -1,9 +1,11 @@
 //! Tests of what ends with a session.
 
+use std::time::Duration;
+
 use vramq_schemas::JobHeaders;
 
 use crate::action::Action;
-use crate::event::{Event, PassResult, PublicationOutcome};
+use crate::event::{Event, PassResult, PublicationOutcome, SessionFacts};
 use crate::handlers::test_worker::Worker;
 use crate::ids::{JobKey, PassId};
 
@@ -32,20 +34,27 @@ fn a_job_whose_ack_was_not_sent_is_released_too() {
     assert_eq!(released_at_its_end(&mut worker), [JobKey(1)]);
 }
 
-/// Their jobs are redelivered, and would wait for programs that run long passes for nobody.
+/// Their jobs are redelivered, and would wait for programs that run long passes for nobody. During the outage nobody waits for them, and a
+/// program that does not react to the end of its pass is killed.
 #[test]
-fn the_passes_of_a_session_that_is_over_are_cancelled() {
+fn the_passes_of_a_session_are_cancelled_when_the_next_one_opens() {
     let mut worker = Worker::new();
     let alone = JobHeaders { batch_hint: Some(1), ..JobHeaders::default() };
     (1..=2).for_each(|key| worker.job(key, 1, worker.source(), alone.clone()));
     let made: Vec<PassId> = worker.passes().iter().map(|order| order.pass).collect();
     assert_eq!(made.len(), 2);
-    let actions = worker.apply(Event::SessionClosed);
-    let cancelled = actions.iter().filter_map(|action| match action {
+    assert_eq!(cancelled(&worker.apply(Event::SessionClosed)), []);
+    worker.now += Duration::from_secs(100);
+    let facts = SessionFacts { declares: true, missing: Vec::new() };
+    assert_eq!(cancelled(&worker.apply(Event::SessionOpened(facts))), made);
+}
+
+fn cancelled(actions: &[Action]) -> Vec<PassId> {
+    let passes = actions.iter().filter_map(|action| match action {
         Action::CancelPass { pass, .. } => Some(*pass),
         _ => None,
     });
-    assert_eq!(cancelled.collect::<Vec<_>>(), made);
+    passes.collect()
 }
 
 /// The jobs that are released when the session is over.

@@ -34,8 +34,11 @@ const REFUSED_WAIT_MAX: Duration = Duration::from_secs(5);
 /// and the repair by a person takes longer than that.
 const GIVE_BACK_WAIT: Duration = Duration::from_secs(1);
 
+/// Until when outputs of a job are written, as a part of the broker's timeout. The rest is for the job's end.
+const WRITTEN_WITHIN: f64 = 0.95;
+
 /// Until when a job's publications are offered again, as a multiple of how long the job may be held. That limit is four fifths of the
-/// broker's timeout, so this is 95 % of the timeout; the rest is for the job's end.
+/// broker's timeout at most, so this is 95 % of the timeout at most. They are offered again for 20 s at most, and need no more.
 const PUBLISHED_WITHIN: f64 = 0.95 / 0.8;
 
 /// The part of a drain that is reserved for the time after a full queue: publishing to a delay queue.
@@ -246,12 +249,19 @@ impl Core {
         tries < tries_max && self.now.at + longest <= self.publish_until(received.at)
     }
 
-    /// Until when publications of a job that was delivered at `received_at` may be offered again, and its outputs written to their store:
-    /// nearly until the broker's timeout, and in a drain until shortly before its deadline.
-    pub fn publish_until(&self, received_at: Instant) -> Instant {
+    /// Until when publications of a job that was delivered at `received_at` may be offered again: before the broker's timeout, and in a drain
+    /// until shortly before its deadline.
+    fn publish_until(&self, received_at: Instant) -> Instant {
         let until = received_at + self.time_limits.job().mul_f64(PUBLISHED_WITHIN);
         let deadline = self.lifecycle.deadline().map(|at| at - self.settings.drain.mul_f64(DRAIN_RESERVE));
         deadline.map_or(until, |at| at.min(until))
+    }
+
+    /// Until when outputs of a job that was delivered at `received_at` may be written to their store: nearly until the broker's timeout. A
+    /// drain does not end that earlier: the job of an output that is not written and fits no reply becomes a dead letter, and the broker
+    /// redelivers one that is not finished when the drain is over.
+    pub fn write_until(&self, received_at: Instant) -> Instant {
+        received_at + self.time_limits.timeout().mul_f64(WRITTEN_WITHIN)
     }
 
     /// The broker answered the publication of a part of a job that continues.

@@ -350,6 +350,10 @@ impl Worker {
         self.core.is_draining()
     }
 
+    pub(super) fn write_until(&self, received_at: Instant) -> Instant {
+        self.core.write_until(received_at)
+    }
+
     /// The broker confirms the end of the consumers that these actions stop.
     pub(super) fn consumers_end(&mut self, actions: &[Action]) -> Vec<Action> {
         let stopped = actions.iter().filter_map(|action| match action {

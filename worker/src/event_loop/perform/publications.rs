@@ -103,7 +103,7 @@ impl EventLoop {
             (store, OutputOwner::new(&model.name, caller.as_deref(), id))
         });
         let received = Arc::clone(&payload.received);
-        let reply = OutputReply { encoding, until: self.core.publish_until(received.summary.at) };
+        let reply = OutputReply { encoding, until: self.core.write_until(received.summary.at) };
         let encode = move |of_run| {
             let address = ReplyAddress::of(&received, &model, encoding);
             let encode = || message::replies(run, of_run, address, &model, &identity);
