@@ -127,6 +127,7 @@ fn keys_that_say_nothing_of_vectors_change_none() {
             ],
         ),
         ("tiny-nomic", vec![("architectures", json!(["NomicBertForSequenceClassification"]))]),
+        ("tiny-nomic", vec![("type_vocab_size", Value::Null)]),
         ("tiny-mean", vec![("pad_token_id", json!(-1))]),
         ("tiny-gte", vec![("pad_token_id", json!(-1))]),
         ("tiny-gemma", vec![("architectures", json!(["Gemma3TextForSequenceClassification"]))]),
