@@ -127,6 +127,9 @@ fn keys_that_say_nothing_of_vectors_change_none() {
             ],
         ),
         ("tiny-nomic", vec![("architectures", json!(["NomicBertForSequenceClassification"]))]),
+        ("tiny-nomic", vec![("type_vocab_size", Value::Null)]),
+        ("tiny-mean", vec![("pad_token_id", json!(-1))]),
+        ("tiny-gte", vec![("pad_token_id", json!(-1))]),
         ("tiny-gemma", vec![("architectures", json!(["Gemma3TextForSequenceClassification"]))]),
         ("tiny-gemma", vec![("architectures", json!(["Gemma3ForCausalLM"]))]),
     ];
@@ -215,7 +218,7 @@ fn rotary_positions_that_this_engine_does_not_compute_are_refused_by_name() {
 
 #[test]
 fn unsupported_settings_of_a_family_are_refused_by_name() {
-    let cases: [(&str, &Change, &str); 12] = [
+    let cases: [(&str, &Change, &str); 13] = [
         (
             "tiny-mean",
             &replace(r#""model_type": "bert""#, r#""model_type": "bert", "is_causal": true"#),
@@ -238,6 +241,11 @@ fn unsupported_settings_of_a_family_are_refused_by_name() {
                 r#""use_sliding_window": false, "use_bidirectional_attention": true"#,
             ),
             "attention to the tokens behind",
+        ),
+        (
+            "tiny-roberta",
+            &replace(r#""pad_token_id": 1"#, r#""pad_token_id": -1"#),
+            "pad_token_id -1; this engine takes the id of a token",
         ),
         (
             "tiny-roberta",

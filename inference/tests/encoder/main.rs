@@ -8,6 +8,7 @@ mod folders;
 mod lengths;
 mod modules;
 mod outputs;
+mod random_folders;
 mod resaved;
 mod shards;
 mod sparse;

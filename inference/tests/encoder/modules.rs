@@ -7,7 +7,7 @@ use vramq_inference::engine::Engine as _;
 use vramq_inference::engine::encoder::{Encoder, Source};
 use vramq_schemas::Params;
 
-use crate::{CLOSE, Reference, copy_of, cpu, spoiled};
+use crate::{CLOSE, Reference, copy_of, cpu, replace, spoiled};
 
 /// What changes the model, its configuration or the calls of its tokenizer.
 #[test]
@@ -66,11 +66,21 @@ fn unsupported_modules_of_sentence_transformers_are_refused_by_name() {
 fn pooling_without_a_mode_is_the_mean() {
     let folder = copy_of("tiny-mean");
     let pooling = folder.path().join("1_Pooling/config.json");
-    fs::write(&pooling, r#"{"word_embedding_dimension": 32, "pooling_mode_cls_token": false}"#).unwrap();
-    let encoder = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(2)).unwrap();
-    let reference = Reference::read("tiny-mean");
-    let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
-    reference.check(0, &encoder.run(&items).unwrap(), CLOSE, "tiny-mean without a mode");
+    // In sentence-transformers before 6 the second one fails.
+    for switches in [
+        r#""pooling_mode_cls_token": false"#,
+        r#""pooling_mode_cls_token": false, "pooling_mode_mean_tokens": false"#,
+        r#""pooling_mode_mean_tokens": true, "pooling_mode_weightedmean_tokens": null"#,
+    ] {
+        fs::write(&pooling, format!(r#"{{"word_embedding_dimension": 32, {switches}}}"#)).unwrap();
+        let encoder = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(2)).unwrap();
+        let reference = Reference::read("tiny-mean");
+        let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
+        reference.check(0, &encoder.run(&items).unwrap(), CLOSE, &format!("tiny-mean with {switches}"));
+    }
+    let (_folder, error) =
+        spoiled("tiny-mean", "1_Pooling/config.json", |_| Some(br#"{"pooling_mode": []}"#.to_vec()));
+    assert!(error.to_string().contains("the pooling modes []; this engine takes one of mean"), "{error}");
     let change = |_| Some(br#"{"pooling_mode_cls_token": 1}"#.to_vec());
     let (_folder, error) = spoiled("tiny-mean", "1_Pooling/config.json", change);
     assert!(error.to_string().contains("pooling_mode_cls_token 1; this engine takes true, false"), "{error}");
@@ -92,6 +102,15 @@ fn a_normalize_module_of_something_else_is_refused_by_name() {
         let expected = format!("{key} \"token_embeddings\"; this engine takes `sentence_embedding`");
         assert!(error.contains(&expected), "{error}");
     }
+}
+
+/// sentence-transformers refuses it, too (6.2).
+#[test]
+fn a_bias_that_the_configuration_of_a_dense_layer_denies_is_refused_by_name() {
+    let (_folder, error) =
+        spoiled("tiny-dense", "2_Dense/config.json", replace(r#""bias": true"#, r#""bias": false"#));
+    let expected = "has the tensor `linear.bias`; this engine takes a layer without a bias";
+    assert!(error.to_string().contains(expected), "{error}");
 }
 
 /// Over some of these the library panics.

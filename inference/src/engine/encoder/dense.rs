@@ -38,6 +38,9 @@ const ACTIVATION: &str = "torch.nn.modules.activation.Tanh";
 
 const CONFIG: &str = "config.json";
 
+/// The tensor of a layer's bias.
+const BIAS: &str = "linear.bias";
+
 #[derive(Deserialize)]
 struct File {
     in_features: usize,
@@ -109,7 +112,7 @@ impl Dense {
     /// Reads the weights; `None` if there are no layers.
     ///
     /// # Errors
-    /// A file or a tensor that is missing, malformed, or of another shape or type.
+    /// A file or a tensor that is missing, malformed, or of another shape or type; or a bias that a layer's `config.json` denies.
     pub fn load(layers: &[DenseConfig], normalize: bool) -> Result<Option<Self>, LoadError> {
         if layers.is_empty() {
             return Ok(None);
@@ -124,7 +127,10 @@ impl Dense {
             })?;
             let mut bias = vec![0.0; layer.outputs];
             if layer.bias {
-                file.read("linear.bias", &[layer.outputs], &mut bias)?;
+                file.read(BIAS, &[layer.outputs], &mut bias)?;
+            } else if file.has(BIAS) {
+                let takes = "a layer without a bias, as its config.json describes it";
+                return Err(unsupported(file.path(), format!("the tensor `{BIAS}`"), takes));
             }
             Ok((Map { rows, bias }, layer.activation))
         };

@@ -197,13 +197,8 @@ impl Pooling {
         modes.sort_unstable();
         match modes[..] {
             ["mean" | "mean_tokens"] => Ok(Self::Mean),
-            // Where the file says nothing of it, as in the library.
-            [] if !["pooling_mode", "pooling_mode_mean_tokens"]
-                .iter()
-                .any(|key| config.contains_key(*key)) =>
-            {
-                Ok(Self::Mean)
-            }
+            // Where no switch is on, as in the library.
+            [] if !config.contains_key("pooling_mode") => Ok(Self::Mean),
             ["cls" | "cls_token"] => Ok(Self::Cls),
             ["max" | "max_tokens"] => Ok(Self::Max),
             ["lasttoken"] => Ok(Self::Last),
@@ -222,7 +217,7 @@ impl Pooling {
             let Some(mode) = key.strip_prefix("pooling_mode_") else { continue };
             match on {
                 Value::Bool(true) => modes.push(mode),
-                Value::Bool(false) => {}
+                Value::Bool(false) | Value::Null => {}
                 other => return Err(unsupported(path, format!("{key} {other}"), "true, false")),
             }
         }

@@ -242,7 +242,8 @@ struct BertLike {
     /// MPNet has none.
     type_vocab_size: Option<usize>,
     position_embedding_type: Option<String>,
-    pad_token_id: Option<u32>,
+    /// Negative where there is none.
+    pad_token_id: Option<i64>,
     relative_attention_num_buckets: Option<usize>,
 }
 

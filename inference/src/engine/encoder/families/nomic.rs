@@ -52,7 +52,7 @@ struct Config {
     max_position_embeddings: usize,
     #[serde(default = "super::bert_eps")]
     layer_norm_eps: f64,
-    type_vocab_size: usize,
+    type_vocab_size: Option<usize>,
     #[serde(flatten)]
     rotary: RotaryConfig,
     #[serde(flatten)]
@@ -146,7 +146,7 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
         is_gated: true,
         vocabulary: config.vocab_size,
         positions: config.max_position_embeddings,
-        token_types: config.type_vocab_size,
+        token_types: config.type_vocab_size.unwrap_or(bert::TOKEN_TYPES),
         is_sparse: false,
     };
     let design = Design {

@@ -15,7 +15,10 @@ const PADDING: u32 = 1;
 
 pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let config = BertLike::read(file)?;
-    let padding = config.pad_token_id.unwrap_or(PADDING);
+    let Ok(padding) = config.pad_token_id.map_or(Ok(PADDING), u32::try_from) else {
+        let found = format!("pad_token_id {}", config.pad_token_id.unwrap_or_default());
+        return file.refuse(found, "the id of a token, behind which this family's positions begin");
+    };
     let (positions, rule) = config.positions_after_padding(file, padding)?;
     let dims = config.dims(file, positions, bert::TOKEN_TYPES)?;
     Ok(Spec::new(dims, config.layer_norm_eps, Design::bert(), rule, &NAMES))
