@@ -75,6 +75,8 @@ async fn progress_comes_to_those_who_ask(env: &mut TestEnv) -> Result<()> {
     env.client.publish(MODEL, slow_job(env, "silent", false)?).await?;
     outputs(&mut replies, "silent").await?;
     env.client.publish(MODEL, slow_job(env, "followed", true)?).await?;
+    // A report may come after `done`.
+    env.leave(REPLIES);
     let mut reports: Vec<ItemProgress> = Vec::new();
     loop {
         let reply = replies.next().await?;

@@ -100,9 +100,19 @@ pub(crate) struct Heard {
     pub(crate) reports: Vec<ItemProgress>,
     pub(crate) failure: Option<Failure>,
     pub(crate) revision: Option<String>,
+    pub(crate) is_done: bool,
 }
 
-/// Follows jobs until each of them is done or has failed.
+impl Heard {
+    /// The job has failed, or it is done and its last item was reported as finished: that report may come after `done`.
+    fn is_over(&self) -> bool {
+        let is_last = |report: &ItemProgress| report.item as usize + 1 == self.outputs.len();
+        let is_end = |report: &ItemProgress| is_last(report) && report.fraction >= 1.0;
+        self.failure.is_some() || self.is_done && self.reports.iter().any(is_end)
+    }
+}
+
+/// Follows jobs until each of them is over.
 pub(crate) async fn follow(
     replies: &mut Mailbox,
     env: &TestEnv,
@@ -110,14 +120,14 @@ pub(crate) async fn follow(
 ) -> Result<BTreeMap<String, Heard>> {
     let mut all: BTreeMap<String, Heard> =
         ids.iter().map(|id| ((*id).to_owned(), Heard::default())).collect();
-    let mut open = ids.len();
-    while open > 0 {
+    while !all.values().all(Heard::is_over) {
         let reply = replies.next().await?;
         let heard = all.get_mut(reply.id()).with_context(|| format!("a reply to {}", reply.id()))?;
         match reply.kind()? {
             ReplyKind::Progress => heard.reports.push(codec::decode(&reply.body, env.setup.encoding)?),
             ReplyKind::Failed => heard.failure = Some(reply.failure()?),
-            ReplyKind::Part | ReplyKind::Done => {
+            kind @ (ReplyKind::Part | ReplyKind::Done) => {
+                heard.is_done = kind == ReplyKind::Done;
                 for output in reply.outputs()?.outputs {
                     let Output::Json(value) = output else { anyhow::bail!("no JSON: {output:?}") };
                     heard.outputs.push(value);
@@ -125,7 +135,6 @@ pub(crate) async fn follow(
                 heard.revision = reply.headers().inner().get(MODEL_REVISION).and_then(as_text);
             }
         }
-        open -= usize::from(matches!(reply.kind()?, ReplyKind::Done | ReplyKind::Failed));
     }
     Ok(all)
 }

@@ -104,7 +104,7 @@ async fn recordings_become_text_while_their_callers_follow(env: &mut TestEnv) ->
         env.client.publish(MODEL, job(env, id, recordings)?).await?;
     }
     let all = follow(&mut replies, env, &["one", "two", "files"]).await?;
-    for (id, Heard { outputs, reports, failure, revision }) in &all {
+    for (id, Heard { outputs, reports, failure, revision, .. }) in &all {
         ensure!(failure.is_none(), "{id}: {failure:?}");
         ensure!(revision.as_ref().is_some_and(|revision| revision.starts_with(WEIGHTS)), "{revision:?}");
         if id == "files" {

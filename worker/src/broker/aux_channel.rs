@@ -1,7 +1,7 @@
 //! Channels of heartbeats, withdrawals, commands and answers. Their failure never affects jobs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use lapin::options::ExchangeDeclareOptions;
@@ -90,13 +90,28 @@ impl Default for ReopenWaits {
 }
 
 impl ReopenWaits {
-    /// The wait after a channel that stood for so long. One that worked for longer than [`REOPEN_MAX`] did not break for the reason of those
-    /// before it, so the waits begin again.
-    fn next_wait(&mut self, stood: Duration) -> Duration {
-        if stood > REOPEN_MAX {
+    /// The wait after a channel that worked for so long. If that was longer than [`REOPEN_MAX`], it did not break for the reason of those before
+    /// it, so the waits begin again.
+    fn next_wait(&mut self, worked: Duration) -> Duration {
+        if worked > REOPEN_MAX {
             *self = Self::default();
         }
         self.0.next_wait()
+    }
+}
+
+/// Since when a channel has done its work. It does not work while the broker opens it or declares what it needs: that may take long, and fail.
+#[derive(Debug, Default)]
+pub struct WorksSince(OnceLock<Instant>);
+
+impl WorksSince {
+    /// The channel has done its work. The first time counts.
+    pub fn note(&self) {
+        self.0.get_or_init(Instant::now);
+    }
+
+    fn worked(&self) -> Duration {
+        self.0.get().map_or(Duration::ZERO, Instant::elapsed)
     }
 }
 
@@ -114,11 +129,15 @@ pub struct AuxChannel {
 
 impl AuxChannel {
     /// Runs `work` on a channel, and again on a new channel if that breaks. Ends when `work` returns or the connection is closed.
-    pub async fn run(mut self, what: &'static str, mut work: impl AsyncFnMut(&Channel) -> lapin::Result<()>) {
+    pub async fn run(
+        mut self,
+        what: &'static str,
+        mut work: impl AsyncFnMut(&Channel, &WorksSince) -> lapin::Result<()>,
+    ) {
         let mut waits = ReopenWaits::default();
         loop {
-            let since = Instant::now();
-            let error = match self.on_a_channel(&mut work).await {
+            let works = WorksSince::default();
+            let error = match self.on_a_channel(&mut work, &works).await {
                 Ok(()) => return,
                 Err(error) => error,
             };
@@ -133,7 +152,7 @@ impl AuxChannel {
                     "{what} are unavailable; jobs are not affected; reopening the channel"
                 );
             }
-            tokio::time::sleep(waits.next_wait(since.elapsed())).await;
+            tokio::time::sleep(waits.next_wait(works.worked())).await;
         }
     }
 
@@ -150,10 +169,11 @@ impl AuxChannel {
 
     async fn on_a_channel(
         &mut self,
-        work: &mut impl AsyncFnMut(&Channel) -> lapin::Result<()>,
+        work: &mut impl AsyncFnMut(&Channel, &WorksSince) -> lapin::Result<()>,
+        works: &WorksSince,
     ) -> lapin::Result<()> {
         let channel = self.open().await?;
-        let done = work(&channel).await;
+        let done = work(&channel, works).await;
         if done.is_err() && channel.status().connected() {
             // Best effort: the channel ends with its connection.
             let _ = channel.close(200, "again".into()).await;
@@ -183,5 +203,13 @@ mod tests {
         assert!(waits.next_wait(REOPEN_MAX) >= REOPEN_MAX / 2);
         assert!(waits.next_wait(REOPEN_MAX + REOPEN_MIN) <= REOPEN_MIN * 3 / 2);
         assert!(waits.next_wait(Duration::ZERO) <= REOPEN_MIN * 3);
+    }
+
+    #[test]
+    fn a_channel_works_from_its_first_success_on() {
+        assert_eq!(WorksSince::default().worked(), Duration::ZERO, "it was only opened");
+        let works = WorksSince(Instant::now().checked_sub(REOPEN_MAX).unwrap().into());
+        works.note();
+        assert!(works.worked() >= REOPEN_MAX);
     }
 }

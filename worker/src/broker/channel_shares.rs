@@ -1,4 +1,4 @@
-//! Divides the channels for first replies and progress among callers. Does not open them.
+//! Divides the channels for first replies among callers. Does not open them.
 //!
 //! A reply to a queue that confirms nothing keeps its channel until the deadline for its confirm, which is `broker.confirm_s` and the time for
 //! large messages on their way, and then until the broker has closed the channel (RabbitMQ: up to 65 s). So no caller may have all
@@ -58,17 +58,6 @@ impl ChannelShares {
                 Err(_) => std::future::pending().await,
             },
         }
-    }
-
-    /// A permit for `progress`, which does not wait for one. While many channels are taken, the rest is for replies.
-    pub(super) fn spare(&self, caller: &str) -> Option<Permit> {
-        let mut shares = self.lock();
-        let own = shares.of_callers.get(caller).copied().unwrap_or_default();
-        if shares.taken >= CHANNELS_MAX / 2 || own >= OF_CALLER_MAX / 2 {
-            return None;
-        }
-        shares.count_taken(caller);
-        Some(self.permit_of(caller.to_owned()))
     }
 
     /// A permit, or the receiver of one if the caller has to wait.
@@ -187,22 +176,6 @@ mod tests {
         drop((busy, first, second));
         let shares = shares.lock();
         assert_eq!((shares.taken, shares.of_callers.len(), shares.waiting.len()), (0, 0, 0));
-    }
-
-    #[test]
-    fn progress_leaves_channels_to_replies() {
-        let shares = ChannelShares::default();
-        let spare = |caller: &str| (0..100).filter_map(|_| shares.spare(caller)).collect::<Vec<_>>();
-        let progress = spare("silent 0");
-        assert_eq!(progress.len(), OF_CALLER_MAX / 2);
-        let replies = take_all(&shares, "silent 0");
-        assert_eq!(replies.len(), OF_CALLER_MAX / 2);
-        let others = (spare("silent 1"), spare("silent 2"), spare("silent 3"));
-        assert_eq!((others.0.len(), others.1.len(), others.2.len()), (8, 8, 0), "half of all are taken");
-        assert_eq!(take_all(&shares, "neighbour").len(), OF_CALLER_SCARCE);
-        drop((progress, replies, others));
-        let shares = shares.lock();
-        assert_eq!((shares.taken, shares.of_callers.len()), (0, 0));
     }
 
     #[tokio::test]

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use vramq_schemas::control::{Answer, COMMAND_BYTES_MAX, Command, Outcome};
 use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, control_key};
 
-use super::aux_channel::{AuxChannel, is_over};
+use super::aux_channel::{AuxChannel, WorksSince, is_over};
 use super::direct_replies::DirectReplies;
 use super::message::Message;
 use crate::observability::status_reporter::StatusReporter;
@@ -144,9 +144,10 @@ pub async fn receive(
     over: watch::Receiver<bool>,
 ) {
     let declaring = aux.clone();
-    aux.run("commands", async move |channel| {
+    aux.run("commands", async move |channel, works| {
         let server = CommandServer {
             channel,
+            works,
             rules: &rules,
             reporter: &reporter,
             commands: &commands,
@@ -164,8 +165,10 @@ pub async fn publish_answers(
     over: watch::Receiver<bool>,
 ) {
     let direct_replies = aux.direct_replies.clone();
-    aux.run("answers to commands", async move |channel| {
+    aux.run("answers to commands", async move |channel, works| {
         let mut over = over.clone();
+        // It needs nothing but the channel.
+        works.note();
         loop {
             tokio::select! {
                 answer = answers.recv() => match answer {
@@ -187,6 +190,7 @@ pub async fn publish_answers(
 /// Receives commands on one channel.
 struct CommandServer<'a> {
     channel: &'a Channel,
+    works: &'a WorksSince,
     /// Which queues a command may name for its answers.
     rules: &'a PublisherRules,
     reporter: &'a Arc<StatusReporter>,
@@ -211,6 +215,7 @@ impl CommandServer<'_> {
         let options = BasicConsumeOptions { exclusive: true, ..Default::default() };
         let mut consumer =
             channel.basic_consume(queue.clone(), "".into(), options, FieldTable::default()).await?;
+        self.works.note();
         loop {
             tokio::select! {
                 delivery = consumer.next() => match delivery {

@@ -3,15 +3,12 @@
 //! The first message to a quorum queue without its majority blocks its channel: see [`reply_queues`](super::reply_queues). On a separate
 //! channel it blocks no other reply. If its confirm does not come in time although the broker confirms other messages, its channel is
 //! closed, and only that reply is given up.
-//!
-//! All `progress` takes these channels, as long as enough of them are left for replies. It never holds up a reply.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lapin::Connection;
-use lapin::options::ConfirmSelectOptions;
 use lapin::types::ShortString;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -24,12 +21,11 @@ use super::aux_channel::AuxChannelState;
 use super::channel_shares::{ChannelShares, Permit};
 use super::first_reply_deadline::{FirstReplyDeadline, Overdue};
 use super::message::Message;
-use super::opening::is_channel_too_many;
+use super::opening::channel_in_confirm_mode;
 use super::publisher::{MessageOutcome, publish_on};
 use super::reply_queues::{ReplyQueue, ReplyQueues};
 
-/// How long the broker may take to close a channel before another one is opened in addition: longer than RabbitMQ's 65 s. So long a queue
-/// gets no progress after it did not confirm one, so that its progress has one channel at a time.
+/// How long the broker may take to close a channel before another one is opened in addition: longer than RabbitMQ's 65 s.
 const CLOSE_MAX: Duration = Duration::from_secs(90);
 
 /// The most channels that stay open however long they have no message. A worker whose queues all confirm needs a few at a time.
@@ -102,16 +98,16 @@ fn stale(since: impl ExactSizeIterator<Item = u32>, second: u32) -> usize {
 
 impl FirstReplies {
     pub(super) fn new(
-        connection: Arc<Connection>,
-        aux_state: Arc<AuxChannelState>,
+        connection: &Arc<Connection>,
+        aux_state: &Arc<AuxChannelState>,
         confirm_s: u32,
-        transfer: Transfer,
+        transfer: &Transfer,
     ) -> Self {
         let shared = Shared {
-            connection,
-            aux_state,
+            connection: Arc::clone(connection),
+            aux_state: Arc::clone(aux_state),
             confirm_s,
-            transfer,
+            transfer: transfer.clone(),
             queues: Mutex::default(),
             shares: ChannelShares::default(),
             channels: Mutex::default(),
@@ -137,13 +133,14 @@ impl FirstReplies {
         message: &Message,
         caller: String,
     ) -> Result<Option<MessageOutcome>, UnknownOutcome> {
-        let permit = self.shared.shares.permit(&caller).await;
-        let Some(channel) = self.channel(permit).await? else { return Ok(None) };
+        let Some(channel) = self.channel(caller).await? else { return Ok(None) };
         let gives_up = || !self.shared.is_one_given_up.swap(true, Ordering::Relaxed);
         let is_queue_silent = tokio::select! {
             outcome = publish_on(&channel.publisher, message) => {
                 let outcome = outcome?;
-                self.answered(channel);
+                self.broker_answers();
+                self.shared.channels().confirmed();
+                channel.put_back();
                 queue.took_alone(outcome, Instant::now());
                 return Ok(Some(outcome));
             }
@@ -160,46 +157,14 @@ impl FirstReplies {
         Ok(Some(MessageOutcome::NoConfirm))
     }
 
-    /// Publishes a caller's `progress`, unless it would have to wait for more than the progress before it to the same queue. Nobody learns what
-    /// became of it: a queue that does not confirm it, or an error, shows in the replies.
-    pub(super) async fn publish_progress(&self, message: &Message, caller: &str) {
-        // Messages would pile up here.
-        if self.shared.is_blocked() {
-            return;
-        }
-        let queue = self.queue(&message.routing_key);
-        let Some(turn) = queue.progress.next().await else { return };
-        let Some(permit) = self.shared.shares.spare(caller) else { return };
-        let Ok(Some(channel)) = self.channel(permit).await else { return };
-        let published = async {
-            let unconfirmed = channel.publisher.send(message.to_send()).await?;
-            channel.publisher.outcome(unconfirmed).await
-        };
-        tokio::select! {
-            outcome = published => {
-                if outcome.is_ok() {
-                    self.answered(channel);
-                }
-            }
-            // No dead letter would show whether the broker answers. So it is given up, and no reply has to wait for that.
-            _ = self.shared.overdue(&channel.publisher, || true) => turn.rest(CLOSE_MAX),
-        }
-    }
-
-    /// The only message of a channel has its outcome.
-    fn answered(&self, channel: MessageChannel) {
-        self.broker_answers();
-        self.shared.channels().confirmed();
-        channel.put_back();
-    }
-
     /// The broker has answered a message on any channel.
     pub(super) fn broker_answers(&self) {
         self.shared.is_one_given_up.store(false, Ordering::Relaxed);
     }
 
-    /// A channel without messages; `None` if the connection allows no more.
-    async fn channel(&self, permit: Permit) -> Result<Option<MessageChannel>, UnknownOutcome> {
+    /// Waits until a caller may have a channel; `None` if the connection allows no more.
+    async fn channel(&self, caller: String) -> Result<Option<MessageChannel>, UnknownOutcome> {
+        let permit = self.shared.shares.permit(&caller).await;
         let idle = self.shared.channels().idle.pop();
         let publisher = match idle {
             Some((publisher, _)) => Some(publisher),
@@ -210,26 +175,11 @@ impl FirstReplies {
     }
 
     async fn open(&self) -> Result<Option<ConfirmedPublisher>, UnknownOutcome> {
-        let opened = async {
-            let channel = self.shared.connection.create_channel().await?;
-            channel.confirm_select(ConfirmSelectOptions::default()).await?;
-            Ok::<_, lapin::Error>(channel)
-        };
         let opened = tokio::select! {
-            opened = opened => opened,
+            opened = channel_in_confirm_mode(&self.shared.connection, &self.shared.aux_state) => opened?,
             time = self.shared.not_opened() => return Err(UnknownOutcome::NoChannel(time)),
         };
-        let channel = match opened {
-            Ok(channel) => channel,
-            // lapin refused to open the channel, so the connection is not affected.
-            Err(error) if matches!(error.kind(), lapin::ErrorKind::ChannelsLimitReached) => return Ok(None),
-            Err(error) => {
-                if is_channel_too_many(&error) {
-                    self.shared.aux_state.refuse_first_replies(&error);
-                }
-                return Err(error.into());
-            }
-        };
+        let Some(channel) = opened else { return Ok(None) };
         // `Shared::overdue` sets its deadline.
         let transfer = self.shared.transfer.clone();
         let publisher = ConfirmedPublisher::beside_others(channel, MatchBy::PublishSeq, None, transfer);

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use vramq_schemas::status::Heartbeat;
 use vramq_schemas::topology::STATUS_EXCHANGE;
 
-use super::aux_channel::{AuxChannel, is_over};
+use super::aux_channel::{AuxChannel, WorksSince, is_over};
 use super::message::TRANSIENT;
 use crate::observability::status_board::Status;
 use crate::observability::status_reporter::StatusReporter;
@@ -22,9 +22,9 @@ const INTERVAL_MIN: Duration = Duration::from_millis(200);
 pub async fn send(aux: AuxChannel, reporter: Arc<StatusReporter>, over: watch::Receiver<bool>) {
     let changes = reporter.board.follow();
     let declaring = aux.clone();
-    aux.run("heartbeats", async move |channel| {
+    aux.run("heartbeats", async move |channel, works| {
         declaring.exchange(channel, STATUS_EXCHANGE, ExchangeKind::Fanout).await?;
-        let beat = Beat { channel, reporter: &reporter };
+        let beat = Beat { channel, works, reporter: &reporter };
         beat.run(changes.clone(), over.clone()).await
     })
     .await;
@@ -33,6 +33,7 @@ pub async fn send(aux: AuxChannel, reporter: Arc<StatusReporter>, over: watch::R
 /// Publishes on one channel.
 struct Beat<'a> {
     channel: &'a Channel,
+    works: &'a WorksSince,
     reporter: &'a StatusReporter,
 }
 
@@ -47,6 +48,7 @@ impl Beat<'_> {
             changes.mark_unchanged();
             if !self.is_blocked() {
                 publish(self.channel, reporter, &reporter.heartbeat()).await?;
+                self.works.note();
             }
             tokio::select! {
                 () = tokio::time::sleep(reporter.interval) => {}

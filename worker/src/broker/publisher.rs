@@ -3,10 +3,13 @@
 use std::time::{Duration, Instant};
 
 use vramq_amqp::{ConfirmedPublisher, PublishOutcome, UnknownOutcome};
+use vramq_core::ids::JobKey;
 
 use super::direct_replies::DirectReplies;
 use super::first_replies::FirstReplies;
 use super::message::Message;
+use super::progress_replies::ProgressReplies;
+use super::progress_turns::Report;
 use super::reply_queues::QueueTrust;
 use crate::failpoint;
 
@@ -52,6 +55,8 @@ pub struct Publisher {
     shared: ConfirmedPublisher,
     /// `None` if the broker allows no channels for them.
     first_replies: Option<FirstReplies>,
+    /// `None` for the same reason.
+    progress: Option<ProgressReplies>,
     /// Published on a separate connection.
     direct_replies: DirectReplies,
     /// The largest body that the broker is known to accept.
@@ -64,10 +69,11 @@ impl Publisher {
     pub(super) fn new(
         shared: ConfirmedPublisher,
         first_replies: Option<FirstReplies>,
+        progress: Option<ProgressReplies>,
         direct_replies: DirectReplies,
         body_max: usize,
     ) -> Self {
-        Self { shared, first_replies, direct_replies, body_max }
+        Self { shared, first_replies, progress, direct_replies, body_max }
     }
 
     /// Publishes one message, once. All futures of this function belong into one `FuturesUnordered`: see [`ConfirmedPublisher`]. `caller`
@@ -122,9 +128,8 @@ impl Publisher {
         Ok(outcome)
     }
 
-    /// Publishes a `progress` reply, which may be lost. It holds up no reply, and no progress for another queue: where a reply would wait for a
-    /// queue that confirms nothing, progress is dropped.
-    pub async fn publish_progress(&self, message: Message, caller: Option<String>) {
+    /// Takes a `progress` reply, which may be lost, for [`next_progress`](Self::next_progress).
+    pub fn add_progress(&self, job: JobKey, message: Message, caller: Option<String>) {
         if message.is_direct_reply() {
             if !self.direct_replies.try_publish(message) {
                 tracing::debug!("dropped a progress reply: too many direct replies wait");
@@ -132,10 +137,16 @@ impl Publisher {
             return;
         }
         // A queue could hold up all that is published on the shared channel.
-        let Some(first_replies) = &self.first_replies else { return };
+        let Some(progress) = &self.progress else { return };
         if message.body.len() <= self.body_max {
-            first_replies.publish_progress(&message, &caller.unwrap_or_default()).await;
+            let (caller, made_at) = (caller.unwrap_or_default(), Instant::now());
+            progress.add(Report { job, caller, message, made_at });
         }
+    }
+
+    /// Publishes the next progress that may go out now. When it has ended, more may.
+    pub fn next_progress(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
+        self.progress.as_ref()?.next()
     }
 
     async fn publish_shared(&self, message: &Message) -> Result<MessageOutcome, UnknownOutcome> {
@@ -161,18 +172,21 @@ impl Publisher {
     pub fn blocked(&self) {
         self.shared.blocked();
         self.first_replies.iter().for_each(FirstReplies::blocked);
+        self.progress.iter().for_each(ProgressReplies::blocked);
     }
 
     /// The broker reads again.
     pub fn unblocked(&self) {
         self.shared.unblocked();
         self.first_replies.iter().for_each(FirstReplies::unblocked);
+        self.progress.iter().for_each(ProgressReplies::unblocked);
     }
 
     /// Another second has passed in which the broker could send confirms. Ends the wait for those that are overdue.
     pub fn tick(&self) {
         self.shared.tick();
         self.first_replies.iter().for_each(FirstReplies::tick);
+        self.progress.iter().for_each(ProgressReplies::tick);
     }
 }
 

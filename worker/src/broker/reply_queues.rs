@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use lapin::types::ShortString;
 use tokio::sync::Notify;
 
-use super::progress_turns::ProgressTurns;
 use super::publisher::MessageOutcome;
 
 /// How long a confirm shows that a queue works. Within this time of a confirm on another channel, a reply may use the shared channel, which
@@ -71,8 +70,6 @@ pub(super) enum QueueTrust {
 pub(super) struct ReplyQueue {
     /// Held until a reply was sent on the shared channel, or has ended on a separate one. This keeps the replies in order.
     pub(super) turn: tokio::sync::Mutex<()>,
-    /// The turns of `progress`, which says nothing about the queue's replies.
-    pub(super) progress: ProgressTurns,
     facts: Mutex<Facts>,
     /// Notified when a reply on the shared channel has ended.
     ended: Notify,

@@ -18,6 +18,7 @@ use super::direct_replies::DirectReplies;
 use super::first_replies::FirstReplies;
 use super::model_channels::ModelChannels;
 use super::opening::{MissingQueue, OpenChannels, SessionError, SessionPlan, open_further, why_missing};
+use super::progress_replies::ProgressReplies;
 use super::publisher::Publisher;
 use super::silent_queues::{self, SilentQueues};
 use crate::config::BrokerConfig;
@@ -140,20 +141,21 @@ impl Session {
         };
         let (publishing, transfer) = (Arc::new(publishing), Transfer::default());
         // Without channels for the control plane, the broker allows none for these either.
-        let first_replies = plan.aux_state.has_first_replies().then(|| {
-            let (publishing, aux_state) = (Arc::clone(&publishing), Arc::clone(plan.aux_state));
-            FirstReplies::new(publishing, aux_state, broker.confirm_s, transfer.clone())
-        });
-        let confirm_s = Some(broker.confirm_s);
+        let has_first_replies = plan.aux_state.has_first_replies();
+        let (aux_state, confirm_s) = (plan.aux_state, broker.confirm_s);
+        let first_replies =
+            has_first_replies.then(|| FirstReplies::new(&publishing, aux_state, confirm_s, &transfer));
+        let progress =
+            has_first_replies.then(|| ProgressReplies::new(&publishing, aux_state, confirm_s, &transfer));
         let publisher =
-            ConfirmedPublisher::beside_others(publisher, MatchBy::PublishSeq, confirm_s, transfer);
+            ConfirmedPublisher::beside_others(publisher, MatchBy::PublishSeq, Some(confirm_s), transfer);
         Ok(Self {
             consuming: Arc::new(consuming),
             host,
             publishing,
             broker: broker.clone(),
             models: plan.models.to_vec(),
-            publisher: Publisher::new(publisher, first_replies, direct_replies.clone(), body_max),
+            publisher: Publisher::new(publisher, first_replies, progress, direct_replies.clone(), body_max),
             direct_replies: direct_replies.clone(),
             channels: models,
             missing,

@@ -12,7 +12,7 @@ use vramq_core::event::Withdrawn;
 use vramq_schemas::topology::WITHDRAWALS_EXCHANGE;
 use vramq_schemas::withdrawal::{TYPE, WITHDRAWAL_BYTES_MAX, Withdrawal};
 
-use super::aux_channel::{AuxChannel, is_over};
+use super::aux_channel::{AuxChannel, WorksSince, is_over};
 
 /// The most withdrawals that wait for the event loop. Further ones wait at the broker.
 const WITHDRAWALS_MAX: usize = 64;
@@ -43,10 +43,10 @@ pub async fn receive(
     over: watch::Receiver<bool>,
 ) {
     let declaring = aux.clone();
-    aux.run("withdrawals", async move |channel| {
+    aux.run("withdrawals", async move |channel, works| {
         let mut over = over.clone();
         tokio::select! {
-            ended = serve(channel, &declaring, &withdrawals, declared.clone()) => ended,
+            ended = serve((channel, works), &declaring, &withdrawals, declared.clone()) => ended,
             () = is_over(&mut over) => Ok(()),
         }
     })
@@ -54,7 +54,7 @@ pub async fn receive(
 }
 
 async fn serve(
-    channel: &Channel,
+    (channel, works): (&Channel, &WorksSince),
     declaring: &AuxChannel,
     withdrawals: &mpsc::Sender<Withdrawn>,
     mut declared: watch::Receiver<()>,
@@ -69,6 +69,7 @@ async fn serve(
     let options = BasicConsumeOptions { exclusive: true, ..Default::default() };
     let mut consumer =
         channel.basic_consume(queue.clone(), "".into(), options, FieldTable::default()).await?;
+    works.note();
     loop {
         let delivery = tokio::select! {
             delivery = consumer.next() => delivery,

@@ -75,7 +75,7 @@ pub(crate) struct LiveSession {
     taking: Pending<(ModelIndex, Quarantined)>,
     /// Must contain every publish about a job: `ConfirmedPublisher` explains why.
     pub(crate) publishing: Pending<(JobKey, Result<Sent, UnknownOutcome>)>,
-    /// Progress on its way, each on a channel that has no other message. Nothing waits for it.
+    /// Progress on its way. Nothing waits for it but other progress.
     pub(crate) progress: Pending<()>,
     pub(crate) acking: Pending<(ChannelId, Vec<bool>)>,
     pub(crate) nacking: Pending<(JobKey, bool)>,
@@ -196,13 +196,23 @@ impl LiveSession {
         request
     }
 
+    /// Publishes the progress that may go out now.
+    pub(crate) fn start_progress(&mut self) {
+        while let Some(publishing) = self.session.publisher.next_progress() {
+            self.progress.push(Box::pin(publishing));
+        }
+    }
+
     /// Waits for the next frequent input, preferring the steps closest to a job's end. Cancel-safe, as each of its arms is.
     pub(crate) async fn next_frequent(&mut self, completed: &mut mpsc::Receiver<Completion>) -> Input {
         loop {
             return tokio::select! {
                 biased;
-                // Progress is sent before the replies that were made after it.
-                Some(()) = self.progress.next() => continue,
+                // First, because nothing else polls it in a burst. It may come after later replies all the same.
+                Some(()) = self.progress.next() => {
+                    self.start_progress();
+                    continue;
+                }
                 Some((channel, sent)) = self.acking.next() => Input::Acked(channel, sent),
                 Some((job, sent)) = self.publishing.next() => Input::Published(job, sent),
                 Some(completion) = completed.recv() => Input::Completed(completion),
@@ -216,7 +226,10 @@ impl LiveSession {
     pub(crate) async fn next(&mut self) -> Input {
         loop {
             return tokio::select! {
-                Some(()) = self.progress.next() => continue,
+                Some(()) = self.progress.next() => {
+                    self.start_progress();
+                    continue;
+                }
                 Some((channel, sent)) = self.acking.next() => Input::Acked(channel, sent),
                 Some((job, sent)) = self.publishing.next() => Input::Published(job, sent),
                 Some((model, delivered)) = self.deliveries.next() => Input::Delivered(model, delivered),

@@ -146,7 +146,7 @@ impl EventLoop {
         let status = self.core.status();
         let slots: Vec<_> = status.models.iter().map(|model| model.slots).collect();
         match status.state {
-            WorkerState::Paused | WorkerState::Sick => {
+            WorkerState::Paused | WorkerState::Sick | WorkerState::Draining => {
                 tracing::info!(?slots, reason = status.reason, "connected, but not consuming");
             }
             _ => tracing::info!(?slots, "consuming"),

@@ -79,8 +79,8 @@ impl EventLoop {
         let Some(message) = message::progress(progress, attempt, address, &self.context.identity) else {
             return;
         };
-        let (publisher, caller) = (live.session.publisher.clone(), payload.received.caller());
-        live.progress.push(Box::pin(async move { publisher.publish_progress(message, caller).await }));
+        live.session.publisher.add_progress(job, message, payload.received.caller());
+        live.start_progress();
     }
 
     fn reply(&mut self, job: JobKey, run: Run, model: Arc<Model>) {
