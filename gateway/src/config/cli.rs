@@ -40,7 +40,7 @@ Examples:
   vramq-gateway run --config gateway.toml --set http.request_s=60
 
 Exit codes:
-  0 drained · 1 requests were cut off at the end of the drain · 2 usage or configuration
+  0 drained, or stopped before it served · 1 requests were cut off at the end of the drain · 2 usage or configuration
   3 broker unreachable, or refuses the login, at start")]
     Run(Options),
     /// Read the configuration and the files that it names, report all faults, and do nothing else.

@@ -17,7 +17,7 @@ use crate::app::{App, Stores};
 use crate::broker::link::Link;
 use crate::config::{Config, Files};
 use crate::descriptors;
-use crate::drain::{Drain, drain_on_signal};
+use crate::drain::Drain;
 use crate::files::FileStore;
 use crate::job_task::JOB_MAX;
 use crate::jobs::ResultStore;
@@ -40,7 +40,10 @@ pub(super) struct Started {
 ///
 /// # Errors
 /// In words: what the configuration names cannot be opened.
-pub(super) async fn start(config: Config) -> Result<Option<Started>, String> {
+pub(super) async fn start(
+    config: Config,
+    drained: watch::Receiver<Drain>,
+) -> Result<Option<Started>, String> {
     let instance = Uuid::new_v4().to_string();
     let spans = Spans::from_environment("vramq-gateway", env!("CARGO_PKG_VERSION"), instance)?.map(Arc::new);
     let listener = TcpListener::bind(config.http.listen)
@@ -67,7 +70,6 @@ pub(super) async fn start(config: Config) -> Result<Option<Started>, String> {
     };
     tokio::spawn(link_task.run());
     tokio::spawn(Arc::clone(&config.http.keys).watch());
-    let (drain, drained) = watch::channel(Drain::Serving);
     let server = Server {
         listener,
         tls: config.http.tls.clone(),
@@ -77,11 +79,8 @@ pub(super) async fn start(config: Config) -> Result<Option<Started>, String> {
         drain: drained.clone(),
     };
     let address = server.listener.local_addr().map_err(|e| e.to_string())?;
-    let drain_max = config.http.drain;
     let stores = Stores { results: results.zip(adoption), files, outputs };
     let app = App::new(config, client, link, stores, operator, drained);
-    // Before the log says that it serves: from then on a signal drains it.
-    tokio::spawn(drain_on_signal(drain, drain_max)?);
     tracing::info!(%address, "serving");
     sweeps::begin(&app);
     Ok(Some(Started { app, server, spans }))
