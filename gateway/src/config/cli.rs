@@ -51,10 +51,10 @@ Example:
 Exit codes:
   0 the configuration is right · 2 it has faults")]
     CheckConfig(Options),
-    /// Make a new key: prints the key for its caller, and the entry for the file of keys.
+    /// Make a new key: prints its entry for the file of keys on standard output, and the key on standard error.
     #[command(after_help = "\
 Example:
-  vramq-gateway new-key team-a
+  vramq-gateway new-key team-a >> keys.toml
 
 Exit codes:
   0 done · 2 usage")]

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use vramq_gateway::keys::Keys;
 use vramq_schemas::fields::as_text;
 use vramq_schemas::headers::TENANT;
 
-use crate::harness::{Answer, ECHO, Gateway, Setup, until};
+use crate::harness::{Answer, ECHO, Gateway, Setup, gateway_command, until};
 use crate::jobs::{job, set};
 use crate::withdrawals::listen;
 
@@ -92,6 +93,21 @@ fn a_key_gives_access_to_its_callers_jobs_only() {
         (send(gateway, &keys["a"], "GET", "/v1/models", None).status == 401).then_some(())
     });
     assert_eq!(send(gateway, &keys["boss"], "GET", "/v1/models", None).status, 200);
+}
+
+/// As by `new-key team-a >> keys.toml`.
+#[test]
+fn the_file_of_keys_gets_no_key() {
+    let made = gateway_command().args(["new-key", "team-a"]).output().unwrap();
+    let said = String::from_utf8(made.stderr).unwrap();
+    let key = said.split_whitespace().next_back().unwrap();
+    assert!(key.starts_with("vramq-"), "{said}");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys.toml");
+    std::fs::write(&file, &made.stdout).unwrap();
+    assert!(!String::from_utf8(made.stdout).unwrap().contains(key));
+    let keys = Keys::open(Some(&file)).unwrap();
+    assert_eq!(keys.caller(Some(key)).unwrap().name, "team-a");
 }
 
 #[test]
