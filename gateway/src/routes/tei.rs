@@ -163,11 +163,17 @@ fn model_of(
             let message = "no worker serves a model";
             Err(Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "no_workers", message, NOBODY_RETRY))
         }
-        (Some(first), Some(second)) => Err(unprocessable(format!(
-            "there are several models ({first}, {second}, …): set {key} in the gateway's configuration, or add \
-             ?model=NAME to the URL"
-        ))),
+        (Some(first), Some(second)) => Err(several(&first, &second, usable.next().is_some(), key)),
     }
+}
+
+/// Nobody has said which of these models, or of more.
+fn several(first: &str, second: &str, are_more: bool, key: &str) -> Problem {
+    let more = if are_more { ", …" } else { "" };
+    unprocessable(format!(
+        "there are several models ({first}, {second}{more}): set {key} in the gateway's configuration, or add \
+         ?model=NAME to the URL"
+    ))
 }
 
 /// `GET /info`. Fields that workers do not report are null.
@@ -216,6 +222,12 @@ mod tests {
         assert_eq!(to_unit_length(unit.clone()), unit);
         assert_eq!(to_unit_length(vec![3.0, 4.0]), [0.6, 0.8]);
         assert_eq!(to_unit_length(vec![0.0]), [0.0]);
+    }
+
+    #[test]
+    fn an_ellipsis_stands_for_further_models_only() {
+        assert!(several("a", "b", false, "tei.embed").message.contains("(a, b):"));
+        assert!(several("a", "b", true, "tei.embed").message.contains("(a, b, …):"));
     }
 
     #[test]

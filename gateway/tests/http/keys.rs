@@ -95,6 +95,25 @@ fn a_key_gives_access_to_its_callers_jobs_only() {
     assert_eq!(send(gateway, &keys["boss"], "GET", "/v1/models", None).status, 200);
 }
 
+/// At the start, and when the last key is taken out.
+#[test]
+fn a_file_without_keys_is_told() {
+    let mut setup = Setup::new();
+    let (file, keys) = key_file(setup.folder.path(), &[]);
+    setup.gateway(&["--set", &format!("http.keys={}", file.display())]);
+    assert!(keys.is_empty());
+    let gateway = &setup.gateways[0];
+    let told = || gateway.program.log().matches("the file of API keys has no key").count();
+    until("the log tells it", || (told() == 1).then_some(()));
+    assert_eq!(gateway.get("/v1/models").status, 401);
+    let (_, keys) = key_file(setup.folder.path(), &[("a", "")]);
+    until("the key is there", || {
+        (send(gateway, &keys["a"], "GET", "/v1/models", None).status == 200).then_some(())
+    });
+    key_file(setup.folder.path(), &[]);
+    until("the log tells it again", || (told() == 2).then_some(()));
+}
+
 /// As by `new-key team-a >> keys.toml`.
 #[test]
 fn the_file_of_keys_gets_no_key() {
