@@ -1,11 +1,12 @@
 //! The start: opens what the configuration names, connects to the broker, and begins what runs beside the requests.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 use vramq_amqp::WITHDRAWN_MAX;
 use vramq_producer::{Client, ConnectError};
@@ -24,9 +25,13 @@ use crate::jobs::ResultStore;
 use crate::operator::Operator;
 use crate::outputs::OutputStore;
 use crate::server::Server;
+use crate::storage::Place;
 
 /// Between attempts to reach the broker at start.
 const CONNECT_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long the start looks for the folder of outputs.
+const LOOK_MAX: Duration = Duration::from_secs(5);
 
 /// A gateway that may serve.
 pub(super) struct Started {
@@ -58,6 +63,9 @@ pub(super) async fn start(
         None => None,
     };
     let outputs = config.outputs.as_ref().map(OutputStore::new);
+    if let Some(Place::Folder(folder)) = &config.outputs {
+        warn_if_missing(folder).await;
+    }
     log_weaknesses(&config);
     let operator = config.operator.clone().map(Operator::open).transpose()?;
     let (link, link_task) = Link::new(config.broker.address.clone(), connection_name());
@@ -100,6 +108,18 @@ fn log_weaknesses(config: &Config) {
     }
     for patch in vramq_amqp::missing_patches() {
         tracing::error!("{patch}");
+    }
+}
+
+/// Logs that the folder of outputs is not there. It may be mounted later.
+async fn warn_if_missing(folder: &Path) {
+    // A file system that hangs holds up no start.
+    let looked = timeout(LOOK_MAX, tokio::fs::try_exists(folder)).await;
+    if matches!(looked, Ok(Ok(false))) {
+        tracing::warn!(
+            folder = %folder.display(),
+            "outputs.folder is not there: callers cannot download large outputs until it is. Make or mount it, or correct its name"
+        );
     }
 }
 
