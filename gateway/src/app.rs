@@ -13,6 +13,7 @@ use vramq_producer::Client;
 use crate::adoption::Adoption;
 use crate::background_work::BackgroundWork;
 use crate::body_memory::BodyMemory;
+use crate::broker::fleet::ModelView;
 use crate::broker::link::Link;
 use crate::broker::outlook::{self, Outlook};
 use crate::byte_budget::ByteBudget;
@@ -263,6 +264,19 @@ impl App {
 
     fn in_flight_max(&self, caller: &Caller) -> usize {
         caller.in_flight.unwrap_or(self.config.limits.in_flight_per_key)
+    }
+
+    /// A model that workers serve now, if the caller may use it.
+    pub async fn served(&self, caller: &Caller, model: &str) -> Option<ModelView> {
+        if !caller.may_use(model) {
+            return None;
+        }
+        let look = || self.link.fleet().models(Instant::now()).remove(model);
+        if let Some(view) = look() {
+            return Some(view);
+        }
+        self.link.workers_are_known().await;
+        look()
     }
 
     /// Whether a job of this model may be published now.

@@ -19,6 +19,11 @@ pub enum Drain {
     Over,
 }
 
+/// Resolves at the first signal.
+pub async fn drain_begins(mut drain: watch::Receiver<Drain>) {
+    let _ = drain.wait_for(|drain| *drain != Drain::Serving).await;
+}
+
 /// Resolves when the drain is over, and the last answers have had their time.
 pub async fn last_answers_over(mut drain: watch::Receiver<Drain>) {
     let _ = drain.wait_for(|drain| *drain == Drain::Over).await;

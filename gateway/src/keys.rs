@@ -105,6 +105,13 @@ impl Caller {
 struct KeyRing(Vec<([u8; 32], Arc<Caller>)>);
 
 impl KeyRing {
+    /// Logs that nobody has a key.
+    fn warn_if_empty(&self, file: &Path) {
+        if self.0.is_empty() {
+            tracing::warn!(file = %file.display(), "the file of API keys has no key: every request that needs one gets 401");
+        }
+    }
+
     /// The caller whose digest `is_it` accepts. Compares all digests, so that the time does not reveal the position of the right one.
     fn find(&self, mut is_it: impl FnMut(&[u8; 32]) -> Choice) -> Option<Arc<Caller>> {
         let mut found = None;
@@ -140,6 +147,7 @@ impl Keys {
                 let named = |fault| format!("{}, {fault}", path.display());
                 let ring = ring(&text, &KeyRing::default());
                 let ring = ring.map_err(|faults| faults.into_iter().map(named).collect::<Vec<_>>())?;
+                ring.warn_if_empty(path);
                 (ring, Some(digest_of(&text)))
             }
             None => (KeyRing::default(), None),
@@ -203,6 +211,7 @@ impl Keys {
             match ring(&text, &known) {
                 Ok(new) => {
                     tracing::info!(keys = new.0.len(), "read the changed file of API keys");
+                    new.warn_if_empty(&path);
                     *known = new;
                 }
                 Err(faults) => tracing::error!(

@@ -10,7 +10,7 @@ use vramq_gateway::config::cli::{Cli, Command, Options};
 use vramq_gateway::config::{Config, Invalid};
 use vramq_gateway::keys;
 use vramq_gateway::lifecycle::{Exit, run, run_to_end};
-use vramq_program::{close_log, start_log, write_output};
+use vramq_program::{close_log, start_log, write_error_line, write_output};
 
 /// In the static programs of a release, because musl's own allocator takes one lock for all threads.
 #[cfg(target_env = "musl")]
@@ -58,9 +58,9 @@ fn new_key(name: &str) -> Result<Exit, String> {
         ));
     }
     let (key, entry) = keys::new_key(name);
-    write_output(&format!(
-        "# For the caller, who alone should have it: {key}\n# For the file of keys (http.keys):\n{entry}\n"
-    ))?;
+    // Not on standard output, which may go to the file of keys.
+    write_error_line(format_args!("The key, which only its caller should have: {key}"));
+    write_output(&format!("{entry}\n"))?;
     Ok(Exit::Drained)
 }
 

@@ -209,6 +209,13 @@ impl Problem {
         Self::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model")
     }
 
+    /// Nothing says whether jobs of the model have a queue.
+    pub fn not_served(model: &str) -> Self {
+        let shown: String = model.chars().take(MODEL_CHARS_MAX).collect();
+        let message = format!("no worker serves the model `{shown}` at the moment");
+        Self::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model")
+    }
+
     /// The request names a routing key instead of the model whose jobs are published under it.
     pub fn key_of_a_model(key: &str, model: &str) -> Self {
         let message = format!("`{key}` is the key of the model `{model}`: name the model");

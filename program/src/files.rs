@@ -4,10 +4,13 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, OFlags, access, fcntl_setfl, open};
+use rustix::fs::{Access, OFlags, access, fcntl_setfl, open, statfs};
 
 /// The longest file of a configuration: a hundred models take some 100 KiB. Bounds what a wrong path makes a program read.
 const FILE_BYTES_MAX: u64 = 4 * 1024 * 1024;
+
+/// The types of file systems in which nobody makes files: `/proc` and `/sys`.
+const NO_NEW_FILES: [u64; 2] = [0x9fa0, 0x6265_6572];
 
 /// Reads a text file once. It may be a pipe, as of `--config <(decrypt worker.toml)`.
 ///
@@ -60,6 +63,13 @@ pub fn no_folder(path: &Path) -> Option<String> {
 pub fn no_folder_to_write(path: &Path) -> Option<String> {
     no_folder(path).or_else(|| {
         let nearest = nearest(path)?;
+        // root may write to the kernel's own file systems, and yet make no files there.
+        if statfs(&*nearest).is_ok_and(|of| NO_NEW_FILES.contains(&(of.f_type as u64))) {
+            return Some(format!(
+                "cannot be written to: {} has files of the kernel only: name another folder",
+                nearest.display()
+            ));
+        }
         let error = access(&*nearest, Access::WRITE_OK | Access::EXEC_OK).err()?;
         let error = io::Error::from(error);
         Some(format!("cannot be written to: {}: {error}: name another folder", nearest.display()))
@@ -122,5 +132,7 @@ mod tests {
             let fault = no_folder_to_write(&path).unwrap();
             assert!(fault.contains(&format!("{} is a file", file.display())), "{fault}");
         }
+        let fault = no_folder_to_write(Path::new("/proc/new/below")).unwrap();
+        assert!(fault.contains("/proc has files of the kernel only"), "{fault}");
     }
 }

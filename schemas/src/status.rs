@@ -44,11 +44,16 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
+    /// The time until the next one: the default if it says none, within bounds.
+    pub fn interval(&self) -> Duration {
+        let interval_ms = if self.interval_ms == 0 { INTERVAL_MS } else { self.interval_ms };
+        Duration::from_millis(interval_ms.clamp(INTERVAL_MS_MIN, INTERVAL_MS_MAX))
+    }
+
     /// How long a reader waits for the next one before it considers the worker gone: [`HEARTBEATS_MISSED_MAX`] intervals, but at least 0.3 s
     /// and at most half an hour.
     pub fn silence_max(&self) -> Duration {
-        let interval_ms = if self.interval_ms == 0 { INTERVAL_MS } else { self.interval_ms };
-        Duration::from_millis(interval_ms.clamp(INTERVAL_MS_MIN, INTERVAL_MS_MAX)) * HEARTBEATS_MISSED_MAX
+        self.interval() * HEARTBEATS_MISSED_MAX
     }
 }
 

@@ -345,8 +345,10 @@ def chart(cluster):
     """the Helm chart's workers and gateway answer over HTTP, and a restart of both ends"""
     cluster.apply(*volume(cluster, f"{NAMESPACE}-chart"), pod("keys", cluster.gateway, ["vramq-gateway", "new-key", "test"], restartPolicy="Never"))
     cluster.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/keys", f"--timeout={WAIT_S}s")
-    entry = cluster.kubectl("logs", "keys")
-    key = re.search(r"vramq-[0-9a-f]+", entry)[0]
+    # Both streams of the container: the entry is on standard output, the key on standard error.
+    said = cluster.kubectl("logs", "keys")
+    key = re.search(r"vramq-[0-9a-f]{64}", said)[0]
+    entry = "".join(line for line in said.splitlines(keepends=True) if key not in line)
     cluster.kubectl("create", "secret", "generic", "vramq-gateway-keys", f"--from-literal=keys.toml={entry}")
     things = rendered(cluster)
     cluster.kubectl("apply", "--filename=-", text=things)

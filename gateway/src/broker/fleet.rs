@@ -112,6 +112,12 @@ impl Fleet {
         self.workers.insert(heartbeat.worker.clone(), Seen { heartbeat, at: now, rates, samples });
     }
 
+    /// The longest time between the heartbeats of a live worker; `None` while none is known.
+    pub fn interval(&self, now: Instant) -> Option<Duration> {
+        let alive = self.workers.values().filter(|seen| seen.alive(now));
+        alive.map(|seen| seen.heartbeat.interval()).max()
+    }
+
     /// Models that can be asked for: those of workers that live.
     pub fn models(&self, now: Instant) -> BTreeMap<String, ModelView> {
         let mut models = BTreeMap::<String, ModelView>::new();

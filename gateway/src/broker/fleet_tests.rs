@@ -57,6 +57,15 @@ fn a_rate_is_measured_on_a_busy_worker_and_only_raised_by_an_idle_one() {
 }
 
 #[test]
+fn the_longest_interval_of_live_workers_counts() {
+    let (mut fleet, now) = (Fleet::default(), Instant::now());
+    assert_eq!(fleet.interval(now), None);
+    fleet.hear(&heartbeat(1, 0), now, |_| false);
+    assert_eq!(fleet.interval(now), Some(Duration::from_secs(5)));
+    assert_eq!(fleet.interval(now + Duration::from_secs(60)), None);
+}
+
+#[test]
 fn a_worker_is_busy_if_jobs_wait_in_it_or_for_it() {
     for (in_hand, waiting, backlog, is_busy) in [
         (4, 0, false, true),

@@ -17,6 +17,7 @@ use vramq_amqp::{Address, Depth, LastError, Withdrawals, subscribe_to_heartbeats
 
 use super::answering::Answering;
 use super::dead_letters::Letters;
+use super::first_heartbeats::{FIRST_WITHIN, FirstHeartbeats};
 use super::fleet::Fleet;
 use super::outlook::Queues;
 use super::questions::{self, ANSWER_WITHIN, Asker, NoAnswer, Question, Questions, Turn};
@@ -24,6 +25,9 @@ use super::withdrawing::Withdrawing;
 
 /// How often the exchange of heartbeats is looked for while it is missing.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How often those look who wait for the first heartbeats.
+const LOOK_FOR_WORKERS_EVERY: Duration = Duration::from_millis(50);
 
 /// How long the broker may leave a request of the link unanswered while the connection is open.
 pub(super) const SILENT_MAX: Duration = Duration::from_secs(60);
@@ -35,6 +39,7 @@ const RECONNECT_WAIT: Duration = Duration::from_secs(1);
 pub struct Link {
     asker: Asker,
     fleet: Mutex<Fleet>,
+    first_heartbeats: FirstHeartbeats,
     queues: Mutex<Queues>,
     pub withdrawals: Arc<Withdrawals>,
     is_connected: AtomicBool,
@@ -69,6 +74,7 @@ impl Link {
         let link = Arc::new(Self {
             asker,
             fleet: Mutex::default(),
+            first_heartbeats: FirstHeartbeats::default(),
             queues: Mutex::default(),
             withdrawals: Arc::default(),
             is_connected: AtomicBool::new(false),
@@ -81,6 +87,22 @@ impl Link {
 
     pub fn fleet(&self) -> MutexGuard<'_, Fleet> {
         lock(&self.fleet)
+    }
+
+    /// Waits until every worker should have sent a heartbeat: after the start for some seconds, then never again.
+    pub async fn workers_are_known(&self) {
+        let are_known = || {
+            let now = Instant::now();
+            let interval = self.fleet().interval(now);
+            self.first_heartbeats.are_heard(interval, now)
+        };
+        // An `Err`: the gateway has no connection.
+        let _ = timeout(FIRST_WITHIN, async {
+            while !are_known() {
+                tokio::time::sleep(LOOK_FOR_WORKERS_EVERY).await;
+            }
+        })
+        .await;
     }
 
     pub fn queues(&self) -> MutexGuard<'_, Queues> {
@@ -150,6 +172,7 @@ impl LinkTask {
         loop {
             match self.address.connect(&self.name).await {
                 Ok(connection) => {
+                    self.link.first_heartbeats.connected(Instant::now());
                     self.link.is_connected.store(true, Ordering::Relaxed);
                     let connection = Arc::new(connection);
                     let Err(error) = self.session(&connection).await;

@@ -2,6 +2,7 @@
 
 mod answering;
 pub mod dead_letters;
+mod first_heartbeats;
 pub mod fleet;
 pub mod link;
 pub mod outlook;

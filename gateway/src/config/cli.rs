@@ -40,7 +40,7 @@ Examples:
   vramq-gateway run --config gateway.toml --set http.request_s=60
 
 Exit codes:
-  0 drained · 1 requests were cut off at the end of the drain · 2 usage or configuration
+  0 drained, or stopped before it served · 1 requests were cut off at the end of the drain · 2 usage or configuration
   3 broker unreachable, or refuses the login, at start")]
     Run(Options),
     /// Read the configuration and the files that it names, report all faults, and do nothing else.
@@ -51,10 +51,10 @@ Example:
 Exit codes:
   0 the configuration is right · 2 it has faults")]
     CheckConfig(Options),
-    /// Make a new key: prints the key for its caller, and the entry for the file of keys.
+    /// Make a new key: prints its entry for the file of keys on standard output, and the key on standard error.
     #[command(after_help = "\
 Example:
-  vramq-gateway new-key team-a
+  vramq-gateway new-key team-a >> keys.toml
 
 Exit codes:
   0 done · 2 usage")]

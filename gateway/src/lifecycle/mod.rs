@@ -8,11 +8,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use futures_util::FutureExt as _;
+use tokio::sync::watch;
 use vramq_spans::Spans;
 
 use crate::app::App;
 use crate::config::Config;
-use crate::drain::last_answers_over;
+use crate::drain::{Drain, drain_begins, drain_on_signal, last_answers_over};
 use crate::routes::router;
 use crate::server::Connections;
 pub use runtime::run_to_end;
@@ -33,12 +34,23 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Runs a gateway until it has drained.
+/// Runs a gateway until it has drained. A signal during the start, which may wait for the broker, ends it at once.
 ///
 /// # Errors
 /// In words: the gateway cannot start as it is configured.
 pub async fn run(config: Config) -> Result<Exit, String> {
-    let Some(Started { app, server, spans }) = start(config).await? else { return Ok(Exit::Unreachable) };
+    let (stop, drained) = watch::channel(Drain::Serving);
+    tokio::spawn(drain_on_signal(stop, config.http.drain)?);
+    let started = tokio::select! {
+        // A gateway that has started drains.
+        biased;
+        started = start(config, drained.clone()) => started?,
+        () = drain_begins(drained) => {
+            tracing::info!("stopped before it served");
+            return Ok(Exit::Drained);
+        }
+    };
+    let Some(Started { app, server, spans }) = started else { return Ok(Exit::Unreachable) };
     let connections = server.serve(router(app.clone(), spans.clone()), &app.metrics).await;
     let all_answered = drain(&app, connections).await;
     Ok(end(&app, spans, all_answered).await)

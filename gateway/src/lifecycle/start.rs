@@ -1,11 +1,12 @@
 //! The start: opens what the configuration names, connects to the broker, and begins what runs beside the requests.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 use vramq_amqp::WITHDRAWN_MAX;
 use vramq_producer::{Client, ConnectError};
@@ -17,16 +18,20 @@ use crate::app::{App, Stores};
 use crate::broker::link::Link;
 use crate::config::{Config, Files};
 use crate::descriptors;
-use crate::drain::{Drain, drain_on_signal};
+use crate::drain::Drain;
 use crate::files::FileStore;
 use crate::job_task::JOB_MAX;
 use crate::jobs::ResultStore;
 use crate::operator::Operator;
 use crate::outputs::OutputStore;
 use crate::server::Server;
+use crate::storage::Place;
 
 /// Between attempts to reach the broker at start.
 const CONNECT_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long the start looks for the folder of outputs.
+const LOOK_MAX: Duration = Duration::from_secs(5);
 
 /// A gateway that may serve.
 pub(super) struct Started {
@@ -40,7 +45,10 @@ pub(super) struct Started {
 ///
 /// # Errors
 /// In words: what the configuration names cannot be opened.
-pub(super) async fn start(config: Config) -> Result<Option<Started>, String> {
+pub(super) async fn start(
+    config: Config,
+    drained: watch::Receiver<Drain>,
+) -> Result<Option<Started>, String> {
     let instance = Uuid::new_v4().to_string();
     let spans = Spans::from_environment("vramq-gateway", env!("CARGO_PKG_VERSION"), instance)?.map(Arc::new);
     let listener = TcpListener::bind(config.http.listen)
@@ -55,6 +63,9 @@ pub(super) async fn start(config: Config) -> Result<Option<Started>, String> {
         None => None,
     };
     let outputs = config.outputs.as_ref().map(OutputStore::new);
+    if let Some(Place::Folder(folder)) = &config.outputs {
+        warn_if_missing(folder).await;
+    }
     log_weaknesses(&config);
     let operator = config.operator.clone().map(Operator::open).transpose()?;
     let (link, link_task) = Link::new(config.broker.address.clone(), connection_name());
@@ -67,7 +78,6 @@ pub(super) async fn start(config: Config) -> Result<Option<Started>, String> {
     };
     tokio::spawn(link_task.run());
     tokio::spawn(Arc::clone(&config.http.keys).watch());
-    let (drain, drained) = watch::channel(Drain::Serving);
     let server = Server {
         listener,
         tls: config.http.tls.clone(),
@@ -77,11 +87,8 @@ pub(super) async fn start(config: Config) -> Result<Option<Started>, String> {
         drain: drained.clone(),
     };
     let address = server.listener.local_addr().map_err(|e| e.to_string())?;
-    let drain_max = config.http.drain;
     let stores = Stores { results: results.zip(adoption), files, outputs };
     let app = App::new(config, client, link, stores, operator, drained);
-    // Before the log says that it serves: from then on a signal drains it.
-    tokio::spawn(drain_on_signal(drain, drain_max)?);
     tracing::info!(%address, "serving");
     sweeps::begin(&app);
     Ok(Some(Started { app, server, spans }))
@@ -101,6 +108,18 @@ fn log_weaknesses(config: &Config) {
     }
     for patch in vramq_amqp::missing_patches() {
         tracing::error!("{patch}");
+    }
+}
+
+/// Logs that the folder of outputs is not there. It may be mounted later.
+async fn warn_if_missing(folder: &Path) {
+    // A file system that hangs holds up no start.
+    let looked = timeout(LOOK_MAX, tokio::fs::try_exists(folder)).await;
+    if matches!(looked, Ok(Ok(false))) {
+        tracing::warn!(
+            folder = %folder.display(),
+            "outputs.folder is not there: callers cannot download large outputs until it is. Make or mount it, or correct its name"
+        );
     }
 }
 

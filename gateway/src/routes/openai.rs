@@ -211,6 +211,7 @@ fn le_bytes(vector: &[f32]) -> Vec<u8> {
 
 /// `GET /v1/models`: those that workers serve now, and the caller may use.
 pub async fn models(State(app): State<App>, Authenticated(caller): Authenticated) -> impl IntoResponse {
+    app.link.workers_are_known().await;
     let models = app.link.fleet().models(Instant::now());
     let models =
         models.iter().filter(|(name, _)| caller.may_use(name)).map(|(name, view)| model_object(name, view));
@@ -223,9 +224,8 @@ pub async fn model(
     Authenticated(caller): Authenticated,
     Path(name): Path<String>,
 ) -> Result<impl IntoResponse, Problem> {
-    let models = app.link.fleet().models(Instant::now());
-    let found = models.get(&name).filter(|_| caller.may_use(&name));
-    found.map(|view| Json(model_object(&name, view))).ok_or_else(|| Problem::unknown_model(&name))
+    let found = app.served(&caller, &name).await;
+    found.map(|view| Json(model_object(&name, &view))).ok_or_else(|| Problem::not_served(&name))
 }
 
 fn model_object(name: &str, view: &ModelView) -> Value {

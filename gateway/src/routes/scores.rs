@@ -57,7 +57,7 @@ pub async fn rerank(call: Call) -> Response {
 async fn ranks(call: Call) -> Result<Response, Problem> {
     let (asked, mut call) = call.read::<RerankRequest>().await?;
     let RerankRequest { query, texts, raw_scores, return_text, .. } = asked;
-    let model = choose(&call, |tei| &tei.rerank, "tei.rerank")?;
+    let model = choose(&call, |tei| &tei.rerank, "tei.rerank").await?;
     no_more_than(call.app.config.limits.items, texts.len(), "texts")?;
     let bytes = pairs_bytes(&query, &texts)?;
     call.hold(bytes)?;
@@ -85,7 +85,7 @@ pub async fn predict(call: Call) -> Response {
 
 async fn predictions(call: Call) -> Result<Response, Problem> {
     let (asked, call) = call.read::<PredictRequest>().await?;
-    let model = choose(&call, |tei| &tei.predict, "tei.predict")?;
+    let model = choose(&call, |tei| &tei.predict, "tei.predict").await?;
     let (inputs, is_batch) = match asked.inputs {
         PredictInputs::One(sequence) => (vec![input(sequence)], false),
         PredictInputs::Batch(list) => (list.into_iter().map(input).collect(), true),

@@ -41,7 +41,7 @@ pub async fn embed_sparse(call: Call) -> Response {
 
 async fn sparse_vectors(call: Call) -> Result<Response, Problem> {
     let (EmbedSparseRequest { inputs, prompt_name, .. }, call) = call.read().await?;
-    let model = choose(&call, |tei| &tei.embed_sparse, "tei.embed_sparse")?;
+    let model = choose(&call, |tei| &tei.embed_sparse, "tei.embed_sparse").await?;
     let inputs = texts(inputs, call.app.config.limits.items)?;
     let params = embedding_params(&call.app.config, &model, None, prompt_name)?;
     let (entry, answer) = call.run(model, inputs, params).await.map_err(refused_by_model)?;

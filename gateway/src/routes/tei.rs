@@ -44,7 +44,7 @@ pub async fn embed(call: Call) -> Response {
 async fn embeddings(call: Call) -> Result<Response, Problem> {
     let (body, call) = call.read::<EmbedRequest>().await?;
     let EmbedRequest { inputs, normalize, prompt_name, dimensions, .. } = body;
-    let model = choose(&call, |tei| &tei.embed, "tei.embed")?;
+    let model = choose(&call, |tei| &tei.embed, "tei.embed").await?;
     let inputs = texts(inputs, call.app.config.limits.items)?;
     let params = embedding_params(&call.app.config, &model, dimensions, prompt_name)?;
     let (entry, answer) = call.run(model, inputs, params).await.map_err(refused_by_model)?;
@@ -137,15 +137,15 @@ pub(super) fn no_more_than(most: usize, items: usize, field: &str) -> Result<(),
 }
 
 /// The model of the query, of the configuration, or the only one that the caller may use.
-pub(super) fn choose(
+pub(super) async fn choose(
     call: &Admitted,
     configured: fn(&TeiModels) -> &Option<String>,
     key: &str,
 ) -> Result<String, Problem> {
-    model_of(&call.app, &call.caller, call.model.clone(), configured, key)
+    model_of(&call.app, &call.caller, call.model.clone(), configured, key).await
 }
 
-fn model_of(
+async fn model_of(
     app: &App,
     caller: &Caller,
     asked: Option<String>,
@@ -155,6 +155,7 @@ fn model_of(
     if let Some(model) = asked.or_else(|| configured(&app.config.tei).clone()) {
         return Ok(model);
     }
+    app.link.workers_are_known().await;
     let models = app.link.fleet().models(Instant::now());
     let mut usable = models.into_keys().filter(|name| caller.may_use(name));
     match (usable.next(), usable.next()) {
@@ -163,11 +164,17 @@ fn model_of(
             let message = "no worker serves a model";
             Err(Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "no_workers", message, NOBODY_RETRY))
         }
-        (Some(first), Some(second)) => Err(unprocessable(format!(
-            "there are several models ({first}, {second}, …): set {key} in the gateway's configuration, or add \
-             ?model=NAME to the URL"
-        ))),
+        (Some(first), Some(second)) => Err(several(&first, &second, usable.next().is_some(), key)),
     }
+}
+
+/// Nobody has said which of these models, or of more.
+fn several(first: &str, second: &str, are_more: bool, key: &str) -> Problem {
+    let more = if are_more { ", …" } else { "" };
+    unprocessable(format!(
+        "there are several models ({first}, {second}{more}): set {key} in the gateway's configuration, or add \
+         ?model=NAME to the URL"
+    ))
 }
 
 /// `GET /info`. Fields that workers do not report are null.
@@ -179,10 +186,10 @@ pub async fn info(
     let Query(query) = query.map_err(|e| Problem::invalid(e.to_string()))?;
     let limits = &app.config.limits;
     let is_named = query.model.is_some();
-    let model = model_of(&app, &caller, query.model, |tei| &tei.embed, "tei.embed")?;
+    let model = model_of(&app, &caller, query.model, |tei| &tei.embed, "tei.embed").await?;
     // The configured one may have no worker at the moment.
-    if is_named && !(caller.may_use(&model) && app.link.fleet().models(Instant::now()).contains_key(&model)) {
-        return Err(Problem::unknown_model(&model));
+    if is_named && app.served(&caller, &model).await.is_none() {
+        return Err(Problem::not_served(&model));
     }
     Ok(Json(json!({
         "model_id": model,
@@ -216,6 +223,12 @@ mod tests {
         assert_eq!(to_unit_length(unit.clone()), unit);
         assert_eq!(to_unit_length(vec![3.0, 4.0]), [0.6, 0.8]);
         assert_eq!(to_unit_length(vec![0.0]), [0.0]);
+    }
+
+    #[test]
+    fn an_ellipsis_stands_for_further_models_only() {
+        assert!(several("a", "b", false, "tei.embed").message.contains("(a, b):"));
+        assert!(several("a", "b", true, "tei.embed").message.contains("(a, b, …):"));
     }
 
     #[test]

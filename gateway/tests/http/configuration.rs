@@ -1,5 +1,6 @@
 //! Faults of the configuration: `check-config` and `run` report all of them with the same words.
 
+use std::path::Path;
 use std::process::Output;
 
 use crate::harness::gateway_command;
@@ -57,6 +58,45 @@ fn the_files_that_the_configuration_names_have_all_their_faults_reported_at_once
     assert!(!text.contains("hunter2"), "{text}");
     let run = ended("run", &settings);
     assert_eq!((run.status.code(), String::from_utf8(run.stderr).unwrap()), (Some(2), text));
+}
+
+/// Also by root, who may write to every folder. Nobody makes a folder there.
+#[test]
+fn folders_of_the_kernel_are_a_fault() {
+    let settings = ["results.folder=/proc/x", "files.folder=/proc/y", "broker.connect_s=0"];
+    let settings = settings.map(str::to_owned);
+    let checked = ended("check-config", &settings);
+    let text = String::from_utf8(checked.stderr).unwrap();
+    assert_eq!(checked.status.code(), Some(2), "{text}");
+    for words in [
+        "results.folder: is /proc/x, which cannot be written to: /proc has files of the kernel only",
+        "files.folder: is /proc/y, which cannot be written to: /proc has files of the kernel only",
+    ] {
+        assert!(text.contains(words), "{words}\nis not in\n{text}");
+    }
+    let run = ended("run", &settings);
+    assert_eq!((run.status.code(), String::from_utf8(run.stderr).unwrap()), (Some(2), text));
+}
+
+/// It may be mounted later. Nothing listens at the broker's address.
+#[test]
+fn a_missing_folder_of_outputs_is_told_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let told = |outputs: &Path| {
+        let settings = [
+            format!("outputs.folder={}", outputs.display()),
+            "files.folder=off".to_owned(),
+            "http.listen=127.0.0.1:0".to_owned(),
+            "broker.url=amqp://127.0.0.1:1".to_owned(),
+            "broker.connect_s=0".to_owned(),
+        ];
+        let run = ended("run", &settings);
+        let text = String::from_utf8(run.stderr).unwrap();
+        assert_eq!(run.status.code(), Some(3), "{text}");
+        text.contains("outputs.folder is not there")
+    };
+    assert!(told(&folder.path().join("missing")));
+    assert!(!told(folder.path()));
 }
 
 #[test]

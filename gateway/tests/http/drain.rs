@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use vramq_tests::node::Node;
 
 use crate::files::form_begin;
-use crate::harness::{Answer, DEADLINE, ECHO, Gateway, MINILM, Setup, until};
+use crate::harness::{Answer, DEADLINE, ECHO, Gateway, MINILM, Program, Setup, gateway_command, until};
 use crate::jobs::ended;
 
 /// Requests of each kind that wait when the drain begins.
@@ -35,6 +35,24 @@ fn a_drain_answers_what_waits_and_takes_no_more() {
     let answer: Value = serde_json::from_str(&waiting.join().unwrap().unwrap()).unwrap();
     assert_eq!(answer["state"], "done");
     assert_eq!(setup.gateways[0].program.wait(), Some(0));
+}
+
+/// As a worker does. Nothing listens at the broker's address.
+#[test]
+fn a_signal_ends_a_gateway_that_waits_for_the_broker_at_its_start() {
+    let folder = tempfile::tempdir().unwrap();
+    for signal in ["TERM", "INT"] {
+        let mut command = gateway_command();
+        command.args(["run", "--listen", "127.0.0.1:0", "--broker-url", "amqp://127.0.0.1:1"]);
+        command.args(["--set", "broker.connect_s=600", "--set", "files.folder=off"]);
+        let mut program = Program::start(&mut command, signal, folder.path());
+        until("it waits for the broker", || {
+            program.log().contains("cannot connect to the broker").then_some(())
+        });
+        program.signal(signal);
+        assert_eq!(program.wait(), Some(0), "{}", program.log());
+        assert!(program.log().contains("stopped before it served"), "{}", program.log());
+    }
 }
 
 /// Only its caller withdraws a job. The ids that callers have, by a 503 or a 202, are those of the dead letters.

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use vramq_gateway::keys::Keys;
 use vramq_schemas::fields::as_text;
 use vramq_schemas::headers::TENANT;
 
-use crate::harness::{Answer, ECHO, Gateway, Setup, until};
+use crate::harness::{Answer, ECHO, Gateway, Setup, gateway_command, until};
 use crate::jobs::{job, set};
 use crate::withdrawals::listen;
 
@@ -92,6 +93,40 @@ fn a_key_gives_access_to_its_callers_jobs_only() {
         (send(gateway, &keys["a"], "GET", "/v1/models", None).status == 401).then_some(())
     });
     assert_eq!(send(gateway, &keys["boss"], "GET", "/v1/models", None).status, 200);
+}
+
+/// At the start, and when the last key is taken out.
+#[test]
+fn a_file_without_keys_is_told() {
+    let mut setup = Setup::new();
+    let (file, keys) = key_file(setup.folder.path(), &[]);
+    setup.gateway(&["--set", &format!("http.keys={}", file.display())]);
+    assert!(keys.is_empty());
+    let gateway = &setup.gateways[0];
+    let told = || gateway.program.log().matches("the file of API keys has no key").count();
+    until("the log tells it", || (told() == 1).then_some(()));
+    assert_eq!(gateway.get("/v1/models").status, 401);
+    let (_, keys) = key_file(setup.folder.path(), &[("a", "")]);
+    until("the key is there", || {
+        (send(gateway, &keys["a"], "GET", "/v1/models", None).status == 200).then_some(())
+    });
+    key_file(setup.folder.path(), &[]);
+    until("the log tells it again", || (told() == 2).then_some(()));
+}
+
+/// As by `new-key team-a >> keys.toml`.
+#[test]
+fn the_file_of_keys_gets_no_key() {
+    let made = gateway_command().args(["new-key", "team-a"]).output().unwrap();
+    let said = String::from_utf8(made.stderr).unwrap();
+    let key = said.split_whitespace().next_back().unwrap();
+    assert!(key.starts_with("vramq-"), "{said}");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys.toml");
+    std::fs::write(&file, &made.stdout).unwrap();
+    assert!(!String::from_utf8(made.stdout).unwrap().contains(key));
+    let keys = Keys::open(Some(&file)).unwrap();
+    assert_eq!(keys.caller(Some(key)).unwrap().name, "team-a");
 }
 
 #[test]
