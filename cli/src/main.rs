@@ -72,7 +72,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let unknown = unknown_variables();
+    let (unknown, ignored) = unknown_variables();
     if let Some((name, meant)) = unknown.misspelt.first() {
         eprintln!("error: the environment variable {name} is unknown; did you mean {meant}?");
         return exit::USAGE.into();
@@ -97,6 +97,9 @@ fn main() -> ExitCode {
         .init();
     for name in &unknown.unknown {
         eprintln!("warning: nothing of vramq reads the environment variable {name}");
+    }
+    for (name, read) in &ignored {
+        eprintln!("warning: {name} is for workers; this program reads {read}");
     }
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
@@ -142,15 +145,16 @@ fn done(result: Result<(), String>) -> u8 {
     }
 }
 
-/// The variables that begin as vramq's do, and that nothing reads.
-fn unknown_variables() -> UnknownVariables {
+/// The variables that begin as vramq's do, and that nothing reads; and those of a worker for what this program reads from another variable.
+fn unknown_variables() -> (UnknownVariables, Vec<(String, String)>) {
     let set = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())));
+    let set: Vec<_> = set.collect();
     // Keys of a worker's configuration may be set, too: they are the worker's to check.
-    UnknownVariables::of(
-        set,
-        &Vocabulary { variables: variables(), prefix: "VRAMQ__".to_owned(), ..Vocabulary::default() },
-    )
+    let vocabulary =
+        Vocabulary { variables: variables(), prefix: "VRAMQ__".to_owned(), ..Vocabulary::default() };
+    let ignored = vocabulary.ignored(&set);
+    (UnknownVariables::of(set, &vocabulary), ignored)
 }
 
 /// The variables of all flags.
