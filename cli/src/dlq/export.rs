@@ -37,11 +37,12 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let file = args.output.as_deref().filter(|path| *path != Path::new("-"));
     let mut archive = file.map(Archive::create).transpose()?;
     let exported = export(&access, &models, &query, archive.as_mut()).await;
-    if let Some(archive) = &archive {
+    if let Some(archive) = archive {
         let path = safe(&archive.path().to_string_lossy());
         match &exported {
             Ok(_) => eprintln!("{} in {path}", counted(archive.dead_letters, "dead letter")),
-            Err(_) => eprintln!("{path} is incomplete"),
+            Err(_) if archive.remove_if_empty() => eprintln!("{path} is removed: it had no dead letter"),
+            Err(_) => eprintln!("{path} is incomplete: remove it, or name another file next time"),
         }
     }
     let plans = exported?;

@@ -344,7 +344,7 @@ impl Totals {
 
     fn finish(
         self,
-        results: Results,
+        mut results: Results,
         fault: Option<InputError>,
         template: &JobTemplate,
         progress: &Progress,
@@ -361,6 +361,9 @@ impl Totals {
             eprintln!("error: {fault}");
             eprintln!("stopped: {} items before it are {what}", progress.done());
             return end_early(results, fault.code());
+        }
+        if let Err(error) = results.flush() {
+            return written_off(&error, results, progress);
         }
         if let Err(error) = results.finish() {
             progress.clear();
@@ -387,8 +390,9 @@ fn written_off(error: &io::Error, results: Results, progress: &Progress) -> u8 {
 }
 
 fn end_early(results: Results, code: u8) -> u8 {
-    if let Some(partial) = results.abandon() {
-        eprintln!("what was answered is in {}", partial.display());
+    if let Some((partial, is_whole)) = results.abandon() {
+        let what = if is_whole { "what" } else { "a part of what" };
+        eprintln!("{what} was answered is in {}", partial.display());
     }
     code
 }
