@@ -100,7 +100,7 @@ pub(super) struct Anyone {
     how: How,
 }
 
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct How {
     /// How long to wait for answers.
     #[arg(long, value_parser = duration::parse, default_value = LISTEN, value_name = "TIME")]
@@ -108,7 +108,7 @@ pub(super) struct How {
     /// The name of --wait in 0.2: elsewhere --timeout limits what was asked for.
     #[arg(long, hide = true, conflicts_with = "wait", value_parser = duration::parse, value_name = "TIME")]
     timeout: Option<Duration>,
-    /// Stop waiting when this many workers have given their last answer.
+    /// Stop waiting when this many workers have given their last answer, also if they have one name.
     #[arg(long, value_name = "N")]
     pub(super) expect: Option<usize>,
     /// Print each answer as a JSON object on a line.

@@ -233,6 +233,22 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
     }
 
     #[test]
+    fn workers_with_one_name_are_named() {
+        let start = Instant::now();
+        let mut fleet = Fleet::new(&[], start);
+        fleet.connected(start);
+        hear(&mut fleet, &heartbeat("twin"), start);
+        hear(&mut fleet, &heartbeat("other"), start);
+        assert!(!texts(&fleet, start).contains("have this name"));
+        hear(&mut fleet, &Heartbeat { pid: 7, ..heartbeat("twin") }, start);
+        assert!(texts(&fleet, start).contains("\ntwin: 2 workers have this name: commands"));
+        assert_eq!(severity(&fleet, start, "twin: "), Severity::Warning);
+        // One has ended, and the other took its name.
+        hear(&mut fleet, &Heartbeat { state: WorkerState::Gone, ..heartbeat("twin") }, start);
+        assert!(!texts(&fleet, start).contains("have this name"));
+    }
+
+    #[test]
     fn a_rest_is_named_only_where_there_is_one() {
         let start = Instant::now();
         let mut fleet = Fleet::new(&[], start);
