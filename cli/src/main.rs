@@ -50,7 +50,7 @@ Example:
 
 Exit codes are the same for every command:
   0 done · 1 not everything succeeded · 2 usage or input · 3 broker unreachable · 4 refused by the broker
-  130 interrupted (SIGINT) · 143 terminated (SIGTERM)")]
+  130 interrupted (SIGINT) · 143 terminated (SIGTERM) · 141 the reader of the output has gone")]
 struct Cli {
     #[command(subcommand)]
     command: Command,

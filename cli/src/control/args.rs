@@ -22,7 +22,7 @@ const LISTEN: &str = "6s";
 #[command(
     after_help = "Examples:\n  vramq control pause --all\n  vramq control cancel 4711\n  vramq control set log=debug \
     --worker gpu-3\n\nExit codes: 0 done, 1 a worker did not carry it out or none answered, 2 usage, 3 broker unreachable, \
-    4 refused by the broker."
+    4 refused by the broker, 141 the reader of the output has gone."
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -38,7 +38,7 @@ macro_rules! after_help {
             "Example:\n  vramq control ",
             $example,
             "\n\nExit codes:\n  0 done · 1 a worker did not carry it out or none answered · 2 usage · 3 broker unreachable · 4 refused \
-             by the broker"
+             by the broker · 141 the reader of the output has gone"
         )
     };
 }

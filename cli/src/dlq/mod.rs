@@ -38,7 +38,8 @@ const LOCK_WAIT_MAX: Duration = Duration::from_secs(120);
 const EXIT_CODES: &str = "\
 Exit codes:
   0 done · 1 some dead letters were not moved or not found, or the action was declined · 2 usage or input · 3 broker unreachable or lost
-  4 refused by the broker (no queue, queue full, no permission), or another operator holds the queue lock · 130 interrupted";
+  4 refused by the broker (no queue, queue full, no permission), or another operator holds the queue lock · 130 interrupted
+  141 the reader of the output has gone";
 
 /// List, explain, retry and archive dead letters.
 ///

@@ -49,7 +49,8 @@ Examples:
 
 Exit codes:
   0 heartbeats were received · 1 none was received, or the connection was lost · 2 usage · 3 broker unreachable
-  4 refused by the broker, at first or later · 130 interrupted (SIGINT) · 143 terminated (SIGTERM)")]
+  4 refused by the broker, at first or later · 130 interrupted (SIGINT) · 143 terminated (SIGTERM)
+  141 the reader of the output has gone")]
 pub(crate) struct Args {
     /// Show the queues of this model (or key) even if no worker serves it; may be repeated.
     #[arg(long = "model", short, value_name = "MODEL")]

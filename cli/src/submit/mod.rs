@@ -46,7 +46,8 @@ Interrupted, it withdraws the jobs that have no answer: they start no further pa
 
 Exit codes:
   0 all answered · 1 some jobs failed, the others are written · 2 usage or input · 3 broker unreachable
-  4 refused by the broker (no queue for the model, queue full, no permission, also when it reconnects) · 130 interrupted")]
+  4 refused by the broker (no queue for the model, queue full, no permission, also when it reconnects) · 130 interrupted
+  141 the reader of the output has gone")]
 pub(crate) struct Args {
     /// The model's name.
     #[arg(long, short)]
@@ -57,7 +58,8 @@ pub(crate) struct Args {
     /// The texts; with `-` or none, one per line of standard input.
     #[arg(value_name = "TEXT")]
     texts: Vec<String>,
-    /// A file of texts: .jsonl (each line a string, or an object), anything else one per line.
+    /// A file of texts: .jsonl (each line a string, or an object), anything else one per line. A line has at most 1 MiB; client libraries
+    /// take jobs of 16 MiB.
     #[arg(long, short, value_name = "FILE", conflicts_with = "texts")]
     file: Option<PathBuf>,
     /// The field of .jsonl objects that holds the text. A field `id` is copied to the output.
@@ -157,6 +159,10 @@ pub(crate) async fn run(mut args: Args) -> u8 {
         Ok(template) => template,
         Err(problem) => return usage(&problem),
     };
+    let is_npy = args.output.as_deref().is_some_and(output::is_npy);
+    if args.with_text && is_npy {
+        return usage("--with-text needs JSON lines: a .npy file has room for the vectors only");
+    }
     let texts = std::mem::take(&mut args.texts);
     let kind = match args.json_inputs {
         true => Kind::Json,

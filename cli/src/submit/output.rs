@@ -44,6 +44,11 @@ struct Line<'a> {
     output: &'a Output,
 }
 
+/// Whether the output is a NumPy file, by its name.
+pub(super) fn is_npy(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e.eq_ignore_ascii_case("npy"))
+}
+
 impl Results {
     pub(super) fn create(path: Option<&Path>, with_text: bool) -> io::Result<Self> {
         let Some(path) = path.filter(|path| *path != Path::new("-")) else {
@@ -53,7 +58,7 @@ impl Results {
                 with_text,
             });
         };
-        let is_npy = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("npy"));
+        let is_npy = is_npy(path);
         match fs::metadata(path) {
             Ok(existing) if existing.is_dir() => return Err(io::Error::other("it is a folder")),
             Ok(existing) if !existing.is_file() && is_npy => {

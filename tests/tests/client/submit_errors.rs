@@ -34,6 +34,7 @@ async fn usage_and_input_errors_are_2() {
         (vec!["--model", "m", "--file", &folder], "it is a folder"),
         (vec!["--model", "m", "--file", &broken], "line 2: not JSON"),
         (vec!["--model", "m", "-o", &nowhere, "x"], "no/such/folder/out.npy"),
+        (vec!["--model", "m", "--with-text", "-o", "out.npy", "x"], "--with-text needs JSON lines"),
         (vec!["--model", "m", "--file", &empty, "x"], "cannot be used with"),
         (vec!["--model", "no such", "x"], "cannot name a model"),
         (vec!["--model", "m", "--key", "no such", "x"], "cannot name a model"),
