@@ -30,7 +30,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use vramq_program::{
-    Completions, Manual, UnknownVariables, Vocabulary, completions_help, log_filter, manual_help,
+    Completions, Manual, UnknownVariables, Vocabulary, completions_help, has_colours, log_filter, manual_help,
 };
 
 /// In the static programs of a release, because musl's own allocator takes one lock for all threads.
@@ -85,7 +85,6 @@ fn main() -> ExitCode {
             return exit::USAGE.into();
         }
     };
-    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -93,7 +92,7 @@ fn main() -> ExitCode {
         .log_internal_errors(false)
         .without_time()
         .with_target(false)
-        .with_ansi(!plain && std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_ansi(has_colours())
         .init();
     for name in &unknown.unknown {
         eprintln!("warning: nothing of vramq reads the environment variable {name}");

@@ -20,7 +20,7 @@ use vramq_schemas::ITEMS_MAX;
 
 use crate::broker::Broker;
 use crate::output::progress::Progress;
-use crate::output::text::{counted, safe};
+use crate::output::text::{counted, safe, safe_lines};
 use crate::output::write_line;
 use crate::signals::{Signals, end_if_stuck};
 use crate::{duration, exit};
@@ -337,7 +337,8 @@ impl Totals {
         match failure {
             Failure::Job(problem) => {
                 let last = chunk.first + chunk.items.len() - 1;
-                let problem = safe(problem);
+                // A program's traceback has several lines.
+                let problem = safe_lines(problem, "    ");
                 progress.say(&format!("job {id} (items {} to {last}): {problem}", chunk.first));
             }
             Failure::Fatal(code, problem) if self.fatal.is_none() => {

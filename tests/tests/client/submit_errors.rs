@@ -125,6 +125,8 @@ async fn a_broker_that_refuses_the_jobs_is_4() {
     code(&unroutable, 4);
     let said = stderr(&unroutable);
     assert!(said.contains("no queue for model `nobody`: is a worker for it configured?"), "{said}");
+    // No worker has declared the exchange, so the broker closes the channel: the command ends, and does not reconnect.
+    assert!(!said.contains("session lost"), "{said}");
 
     let connection = broker.connect().await;
     let channel = connection.create_channel().await.unwrap();
