@@ -41,8 +41,15 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
         let path = safe(&archive.path().to_string_lossy());
         match &exported {
             Ok(_) => eprintln!("{} in {path}", counted(archive.dead_letters, "dead letter")),
-            Err(_) if archive.remove_if_empty() => eprintln!("{path} is removed: it had no dead letter"),
-            Err(_) => eprintln!("{path} is incomplete: remove it, or name another file next time"),
+            Err(_) => {
+                let is_removed = archive.remove_if_empty();
+                let what = if is_removed {
+                    "removed: it had no dead letter"
+                } else {
+                    "incomplete: remove it, or name another file next time"
+                };
+                eprintln!("{path} is {what}");
+            }
         }
     }
     let plans = exported?;
