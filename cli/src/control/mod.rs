@@ -359,7 +359,11 @@ mod tests {
     #[test]
     fn workers_with_one_name_answer_one_by_one() {
         let named = ["twin".to_owned()];
-        let how = |expect| How { expect, ..How::default() };
+        let how = |expect| {
+            let mut how = How::default();
+            how.expect = expect;
+            how
+        };
         let [one, two, gone] =
             [(1, WorkerState::Consuming), (2, WorkerState::Consuming), (1, WorkerState::Gone)]
                 .map(|(pid, state)| heartbeat("twin", pid, state));
