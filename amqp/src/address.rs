@@ -1,6 +1,7 @@
 //! The address of a broker: one or several hosts that share credentials, virtual host and options.
 
 mod connect;
+mod options;
 
 use std::fmt;
 use std::io;
@@ -12,6 +13,7 @@ use std::time::Duration;
 pub use connect::ConnectError;
 use lapin::uri::{AMQPScheme, AMQPUri};
 
+use self::options::check_options;
 use crate::credentials::{Credentials, InvalidCredentials, OfUrl};
 
 /// Seconds between heartbeats, unless the URL says otherwise: a dead peer is noticed within two of them.
@@ -66,6 +68,7 @@ impl FromStr for Address {
         let invalid = |what: &str| InvalidAddress { what: what.to_owned() };
         let (scheme, rest) = url.split_once("://").ok_or_else(|| invalid("no scheme"))?;
         let (authority, tail) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        check_options(tail).map_err(|what| invalid(&what))?;
         let (user, hosts) = authority.rsplit_once('@').map_or(("", authority), |(user, hosts)| (user, hosts));
         let at = if user.is_empty() { "" } else { "@" };
         let of_host = |host: &str| {
@@ -322,6 +325,8 @@ mod tests {
             "amqp://user:hunter2@/v",
             "amqp://user:hunter2@a,,b/v",
             "amqp://user:hunter2@host/?heartbeat=hunter2",
+            "amqp://user:hun?hunter2@host/",
+            "amqp://user:hun?a=1&hunter2@host/",
         ] {
             let message = match url.parse::<Address>() {
                 Ok(address) => format!("{address} {address:?}"),

@@ -30,7 +30,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use vramq_program::{
-    Completions, Manual, UnknownVariables, Vocabulary, completions_help, log_filter, manual_help,
+    Completions, Manual, UnknownVariables, Vocabulary, completions_help, has_colours, log_filter, manual_help,
 };
 
 /// In the static programs of a release, because musl's own allocator takes one lock for all threads.
@@ -50,7 +50,7 @@ Example:
 
 Exit codes are the same for every command:
   0 done · 1 not everything succeeded · 2 usage or input · 3 broker unreachable · 4 refused by the broker
-  130 interrupted (SIGINT) · 143 terminated (SIGTERM)")]
+  130 interrupted (SIGINT) · 143 terminated (SIGTERM) · 141 the reader of the output has gone")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -72,7 +72,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let unknown = unknown_variables();
+    let (unknown, ignored) = unknown_variables();
     if let Some((name, meant)) = unknown.misspelt.first() {
         eprintln!("error: the environment variable {name} is unknown; did you mean {meant}?");
         return exit::USAGE.into();
@@ -85,7 +85,6 @@ fn main() -> ExitCode {
             return exit::USAGE.into();
         }
     };
-    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -93,10 +92,13 @@ fn main() -> ExitCode {
         .log_internal_errors(false)
         .without_time()
         .with_target(false)
-        .with_ansi(!plain && std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_ansi(has_colours())
         .init();
     for name in &unknown.unknown {
         eprintln!("warning: nothing of vramq reads the environment variable {name}");
+    }
+    for (name, read) in &ignored {
+        eprintln!("warning: {name} is for workers; this program reads {read}");
     }
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
@@ -142,15 +144,16 @@ fn done(result: Result<(), String>) -> u8 {
     }
 }
 
-/// The variables that begin as vramq's do, and that nothing reads.
-fn unknown_variables() -> UnknownVariables {
+/// The variables that begin as vramq's do, and that nothing reads; and those of a worker for what this program reads from another variable.
+fn unknown_variables() -> (UnknownVariables, Vec<(String, String)>) {
     let set = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())));
+    let set: Vec<_> = set.collect();
     // Keys of a worker's configuration may be set, too: they are the worker's to check.
-    UnknownVariables::of(
-        set,
-        &Vocabulary { variables: variables(), prefix: "VRAMQ__".to_owned(), ..Vocabulary::default() },
-    )
+    let vocabulary =
+        Vocabulary { variables: variables(), prefix: "VRAMQ__".to_owned(), ..Vocabulary::default() };
+    let ignored = vocabulary.ignored(&set);
+    (UnknownVariables::of(set, &vocabulary), ignored)
 }
 
 /// The variables of all flags.

@@ -76,6 +76,19 @@ impl Archive {
         written.map_err(|error| self.error(&error))
     }
 
+    /// Removes the file if it has no whole dead letter, as where the disk was full. Returns whether it did.
+    pub fn remove_if_empty(mut self) -> bool {
+        // Best effort: a disk that was full may still be.
+        let _ = self.file.flush();
+        let Self { path, file, .. } = self;
+        // Without another attempt to write what is in memory.
+        drop(file.into_parts());
+        let mut line = Vec::new();
+        let first = File::open(&path)
+            .and_then(|file| BufReader::new(file).take(LINE_BYTES_MAX).read_until(b'\n', &mut line));
+        first.is_ok() && !line.ends_with(b"\n") && std::fs::remove_file(&path).is_ok()
+    }
+
     fn error(&self, error: &std::io::Error) -> Error {
         Error::writing(&self.path.to_string_lossy(), error)
     }
@@ -300,6 +313,22 @@ mod tests {
         assert_eq!(left, LINE_BYTES_MAX - START_BYTES);
         // Zeros without end are, too.
         assert_eq!(refused(Box::new(std::io::repeat(0)), 1_000_000).0.unwrap(), said);
+    }
+
+    #[test]
+    fn only_a_file_without_a_whole_dead_letter_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.jsonl");
+        for (content, is_removed) in [("", true), ("{\"vramq", true), ("{}\n", false), ("{}\n{\"vr", false)] {
+            let archive = Archive::create(&path).unwrap();
+            std::fs::write(&path, content).unwrap();
+            assert_eq!((archive.remove_if_empty(), path.exists()), (is_removed, !is_removed), "{content}");
+            let _ = std::fs::remove_file(&path);
+        }
+        // What is in memory is written.
+        let mut archive = Archive::create(&path).unwrap();
+        archive.write(&written("a", Reason::Malformed, |_| {})).unwrap();
+        assert!(!archive.remove_if_empty() && read(&path).unwrap().0.len() == 1);
     }
 
     #[test]

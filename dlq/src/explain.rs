@@ -112,7 +112,9 @@ fn why_it_ended(cause: &DeadLetterCause) -> Vec<String> {
         (None, BY_BROKER) => ", the broker".to_owned(),
         (None, _) => String::new(),
     };
-    vec![format!("{at}{who}: {}.", safe(&cause.reason)), safe(&cause.error)]
+    let why = format!("{at}{who}: {}.", safe(&cause.reason));
+    // A program's traceback has several.
+    [why].into_iter().chain(cause.error.lines().map(safe)).collect()
 }
 
 fn what_would_fit(letter: &DeadLetter) -> Option<String> {
@@ -319,6 +321,18 @@ mod tests {
             assert!(!shown.contains("When the cause is removed"), "{shown}");
             assert!(!shown.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{shown:?}");
         }
+    }
+
+    #[test]
+    fn a_traceback_keeps_its_lines() {
+        let letter = written("a", Reason::EngineFailed, |table| {
+            table.insert(
+                "error".into(),
+                AMQPValue::LongString("Traceback:\n  File \u{1b}x\r\nKeyError: 'a'\n".into()),
+            );
+        });
+        let shown = text(&letter);
+        assert!(shown.contains("\nTraceback:\n  File \\u{1b}x\nKeyError: 'a'\nWhat to do\n"), "{shown}");
     }
 
     #[test]

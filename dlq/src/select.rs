@@ -3,7 +3,7 @@
 use crate::dead_letter::{DeadLetter, Summary};
 
 /// The fewest digits of a fingerprint that match.
-const DIGITS_MIN: usize = 6;
+pub const DIGITS_MIN: usize = 6;
 
 /// Conditions that a dead letter must meet.
 #[derive(Clone, Debug, Default)]
@@ -66,12 +66,23 @@ pub enum NameMatch {
 }
 
 impl Name {
-    pub fn matches(&self, letter: &Summary) -> NameMatch {
-        let (id, digits) = match self.text.split_once(':') {
+    /// The id, and the start of a fingerprint, that it may be.
+    fn parts(&self) -> (Option<&str>, Option<&str>) {
+        match self.text.split_once(':') {
             Some(("id", id)) => (Some(id), None),
             Some(("fp", digits)) => (None, Some(digits)),
             _ => (Some(self.text.as_str()), Some(self.text.as_str())),
-        };
+        }
+    }
+
+    /// Whether it may be the start of a fingerprint that is too short to match.
+    pub fn is_too_short(&self) -> bool {
+        let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        self.parts().1.is_some_and(|digits| digits.len() < DIGITS_MIN && digits.bytes().all(is_digit))
+    }
+
+    pub fn matches(&self, letter: &Summary) -> NameMatch {
+        let (id, digits) = self.parts();
         if id.is_some() && id == letter.id.as_deref() {
             return NameMatch::ById;
         }
@@ -164,6 +175,13 @@ mod tests {
         assert_eq!(matches("job"), NameMatch::None);
         for named in [&digits[..6], &digits[..10], &digits, &format!("fp:{}", &digits[..8])] {
             assert_eq!(matches(named), NameMatch::ByFingerprint, "{named}");
+        }
+        let is_too_short = |text: &str| Name { text: text.to_owned() }.is_too_short();
+        for short in [&digits[..5], "fp:", &format!("fp:{}", &digits[..2])] {
+            assert!(is_too_short(short), "{short}");
+        }
+        for other in ["job-1", "id:12345", &digits[..6]] {
+            assert!(!is_too_short(other), "{other}");
         }
         for not in [&digits[..5], &format!("id:{digits}"), ""] {
             assert_eq!(matches(not), NameMatch::None, "{not}");

@@ -23,6 +23,11 @@ pub fn safe(text: &str) -> String {
     shown
 }
 
+/// Foreign text on as many lines as it has, each escaped as by [`safe`], and indented after the first.
+pub fn safe_lines(text: &str, indentation: &str) -> String {
+    text.lines().map(safe).collect::<Vec<_>>().join(&format!("\n{indentation}"))
+}
+
 /// Now, in Unix milliseconds.
 pub fn unix_ms() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);

@@ -96,7 +96,7 @@ impl Actor {
     /// Runs until the client is closed or dropped, or the broker stays away for too long or refuses to let it back.
     pub(crate) async fn run(mut self, mut session: Session) {
         loop {
-            match self.serve(&mut session).await {
+            let lost = match self.serve(&mut session).await {
                 End::Closed => {
                     let done = self.registry.is_done();
                     // First acknowledge what is due. Failing the jobs makes the replies of unfinished jobs due as well, and a client that
@@ -106,15 +106,13 @@ impl Actor {
                     session.close(self.connector.queue_to_delete(done)).await;
                     return;
                 }
-                End::Lost(error) => {
-                    tracing::warn!(broker = self.connector.broker(), error, "session lost, reconnecting");
-                }
-            }
+                End::Lost(error) => error,
+            };
             self.shared.note_session(false);
             // Drop both connections: a half-open session would share the reply queue with its successor.
             self.jobs.end_session();
             drop(session);
-            session = match self.reconnect().await {
+            session = match self.reconnect(lost).await {
                 Ok(session) => session,
                 Err(None) => return self.fail(&PublishError::Closed, &JobError::Closed),
                 Err(Some(error)) => {
@@ -212,8 +210,9 @@ impl Actor {
 
     /// # Errors
     /// `None` if the client was closed in the meantime, else the last attempt's error when the time is over, or trying again is of no use.
-    async fn reconnect(&mut self) -> Result<Session, Option<ConnectError>> {
+    async fn reconnect(&mut self, lost: String) -> Result<Session, Option<ConnectError>> {
         let since = Instant::now();
+        let mut lost = Some(lost);
         let mut refused_since = None;
         let mut last = LastError::default();
         loop {
@@ -222,6 +221,10 @@ impl Actor {
             let connector = &mut self.connector;
             let attempt = async {
                 sleep(delay).await;
+                // Not before: a caller whose job failed with the session may close the client at once.
+                if let Some(error) = lost.take() {
+                    tracing::warn!(broker = connector.broker(), error, "session lost, reconnecting");
+                }
                 connector.open().await
             };
             let opened = tokio::select! {

@@ -148,10 +148,32 @@ impl Vocabulary {
         name.starts_with(&self.prefix) || self.variables.iter().any(|variable| variable == name)
     }
 
+    /// The variables for configuration keys of another program that are set, each with the variable of this program for the same, if that is
+    /// not set. This program ignores them.
+    pub fn ignored(&self, set: &[(String, String)]) -> Vec<(String, String)> {
+        let is_set = |variable: &str| set.iter().any(|(name, _)| name == variable);
+        let of_keys = set.iter().map(|(name, _)| name).filter(|name| name.starts_with(&self.prefix));
+        let ignored = of_keys.filter_map(|name| {
+            let read = self.with_words_of(name).filter(|read| !is_set(read))?;
+            Some((name.clone(), read.clone()))
+        });
+        ignored.collect()
+    }
+
+    /// The program's variable with the same words, whatever is between them.
+    fn with_words_of(&self, name: &str) -> Option<&String> {
+        let words = words(name);
+        self.variables.iter().find(|variable| self::words(variable) == words)
+    }
+
     /// What a misspelt name was probably meant to be.
     fn meant(&self, name: &str) -> Option<String> {
-        // One underscore where two belong.
-        let key = self.prefix.strip_suffix('_').and_then(|start| name.strip_prefix(start));
+        if let Some(variable) = self.with_words_of(name) {
+            return Some(variable.clone());
+        }
+        // One underscore where two belong, if the program has such keys.
+        let start = self.prefix.strip_suffix('_').filter(|_| !self.keys.is_empty());
+        let key = start.and_then(|start| name.strip_prefix(start));
         if let Some(key) = key.filter(|key| key.contains("__")) {
             return Some(format!("{}{key}", self.prefix));
         }

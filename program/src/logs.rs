@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::io::{self, IsTerminal as _, Write};
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
@@ -18,6 +18,7 @@ use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
 
 use crate::options::{LogFormat, log_filter};
 use crate::panics::log_panics;
+use crate::print::has_colours;
 
 /// The most bytes of lines that wait to be written: some seconds of a worker that logs at `debug`. Later lines are dropped and counted.
 const WAITING_BYTES_MAX: usize = 8 << 20;
@@ -71,8 +72,6 @@ pub enum LogsError {
 /// The filter cannot be read.
 pub fn start_log(directives: &str, format: LogFormat, gpu: Option<usize>) -> Result<Logs, ParseError> {
     let (filter, handle) = reload::Layer::new(filter(directives)?);
-    let plain =
-        std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) || !io::stderr().is_terminal();
     let queued = Arc::new(QueuedLines::default());
     let thread = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(PLACES).thread_name("log");
     let output = Output { to: io::stderr(), queued: Arc::clone(&queued), dropped_reported: 0 };
@@ -81,7 +80,7 @@ pub fn start_log(directives: &str, format: LogFormat, gpu: Option<usize>) -> Res
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(Lines { queue, queued, gpu, format })
         .with_target(false)
-        .with_ansi(!plain);
+        .with_ansi(has_colours());
     let lines = match format {
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),

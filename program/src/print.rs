@@ -1,11 +1,22 @@
 //! Prints what commands say. The standard library's macros panic where a stream cannot be written.
 
 use std::fmt::Arguments;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal as _, Write};
 
 /// Writes a line to standard error. Ignores failures: there is nowhere to report them, and the work goes on.
 pub fn write_error_line(line: Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Whether the terminal takes no control sequences, such as an editor's: `TERM` names none, or says so.
+pub fn is_dumb_terminal() -> bool {
+    std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb")
+}
+
+/// Whether what goes to standard error may have colours. `NO_COLOR`: <https://no-color.org>.
+pub fn has_colours() -> bool {
+    let is_unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    !is_unwanted && !is_dumb_terminal() && io::stderr().is_terminal()
 }
 
 /// Writes a text to standard output. A reader that closes the pipe early (`| head`) causes no error.

@@ -22,7 +22,7 @@ const LISTEN: &str = "6s";
 #[command(
     after_help = "Examples:\n  vramq control pause --all\n  vramq control cancel 4711\n  vramq control set log=debug \
     --worker gpu-3\n\nExit codes: 0 done, 1 a worker did not carry it out or none answered, 2 usage, 3 broker unreachable, \
-    4 refused by the broker."
+    4 refused by the broker, 141 the reader of the output has gone."
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -38,7 +38,7 @@ macro_rules! after_help {
             "Example:\n  vramq control ",
             $example,
             "\n\nExit codes:\n  0 done · 1 a worker did not carry it out or none answered · 2 usage · 3 broker unreachable · 4 refused \
-             by the broker"
+             by the broker · 141 the reader of the output has gone"
         )
     };
 }
@@ -100,7 +100,7 @@ pub(super) struct Anyone {
     how: How,
 }
 
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct How {
     /// How long to wait for answers.
     #[arg(long, value_parser = duration::parse, default_value = LISTEN, value_name = "TIME")]
@@ -108,7 +108,7 @@ pub(super) struct How {
     /// The name of --wait in 0.2: elsewhere --timeout limits what was asked for.
     #[arg(long, hide = true, conflicts_with = "wait", value_parser = duration::parse, value_name = "TIME")]
     timeout: Option<Duration>,
-    /// Stop waiting when this many workers have given their last answer.
+    /// Stop waiting when this many workers have given their last answer, also if they have one name.
     #[arg(long, value_name = "N")]
     pub(super) expect: Option<usize>,
     /// Print each answer as a JSON object on a line.

@@ -10,7 +10,6 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use lapin::message::Delivery;
 use lapin::options::{BasicConsumeOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Connection, Consumer};
@@ -80,12 +79,32 @@ struct Control {
 /// What the workers have answered.
 #[derive(Debug, Default)]
 struct Responses {
-    /// Each known worker, with its last answer.
-    workers: BTreeMap<String, Option<Answer>>,
+    /// The known workers by name.
+    workers: BTreeMap<String, Known>,
     /// Named workers whose command the broker returned: no queue takes it.
     not_listening: BTreeSet<String>,
     /// Workers that are cancelling the job.
     in_progress: BTreeMap<String, InProgress>,
+}
+
+/// What is known of a worker, or of several with one name.
+#[derive(Debug, Default)]
+struct Known {
+    /// The last answer of each: answers do not say which worker of the name gave them.
+    answers: Vec<Answer>,
+    /// The processes by their heartbeats: host, process id, start.
+    processes: BTreeSet<(String, u32, u64)>,
+}
+
+impl Known {
+    /// Whether one has answered, and as many as there are by the heartbeats so far.
+    fn has_answered(&self) -> bool {
+        self.answers.len() >= self.processes.len().max(1)
+    }
+
+    fn has_succeeded(&self) -> bool {
+        self.has_answered() && self.answers.iter().all(|answer| answer.outcome.is_success())
+    }
 }
 
 /// A worker that is cancelling is taken for dead after this time without a heartbeat, if its interval is unknown.
@@ -135,7 +154,7 @@ impl Control {
         let mut responses = Responses::default();
         let publishing = self.publish(command, &keys, &correlation);
         let returned = within(BROKER_MAX, || connection.status().blocked(), publishing).await?;
-        responses.workers = workers.iter().map(|worker| (worker.clone(), None)).collect();
+        responses.workers = workers.iter().map(|worker| (worker.clone(), Known::default())).collect();
         responses.not_listening = returned.iter().filter_map(|key| workers.get(*key).cloned()).collect();
         if returned.len() < keys.len() {
             self.listen(command, &correlation, &mut responses, &workers, how).await?;
@@ -210,7 +229,9 @@ impl Control {
             let of_kind =
                 |kind: &str| delivery.properties.kind().as_ref().is_some_and(|it| it.as_str() == kind);
             if of_kind("heartbeat") {
-                responses.heartbeat(&delivery, named);
+                if let Ok(heartbeat) = serde_json::from_slice(&delivery.data) {
+                    responses.heartbeat(heartbeat, named);
+                }
             } else if delivery
                 .properties
                 .correlation_id()
@@ -236,15 +257,19 @@ fn shown(answer: &Answer, json: bool) -> String {
 
 impl Responses {
     /// Notes a heartbeat: a running worker is expected to answer.
-    fn heartbeat(&mut self, delivery: &Delivery, named: &[String]) {
-        let Ok(heartbeat) = serde_json::from_slice::<Heartbeat>(&delivery.data) else { return };
+    fn heartbeat(&mut self, heartbeat: Heartbeat, named: &[String]) {
+        let process = (heartbeat.host.clone(), heartbeat.pid, heartbeat.started_at_ms);
         if heartbeat.state == WorkerState::Gone {
+            // It may have answered, as one that drains does.
+            for known in self.workers.values_mut() {
+                known.processes.remove(&process);
+            }
             self.in_progress.remove(&heartbeat.worker);
         } else if let Some(in_progress) = self.in_progress.get_mut(&heartbeat.worker) {
             *in_progress = InProgress { heard: Instant::now(), silence_max: heartbeat.silence_max() };
         }
-        if heartbeat.state != WorkerState::Gone && named.is_empty() {
-            self.workers.entry(heartbeat.worker).or_default();
+        if heartbeat.state != WorkerState::Gone && (named.is_empty() || named.contains(&heartbeat.worker)) {
+            self.workers.entry(heartbeat.worker).or_default().processes.insert(process);
         }
     }
 
@@ -259,27 +284,35 @@ impl Responses {
             _ if answer.last => drop(self.in_progress.remove(&answer.worker)),
             _ => {}
         }
-        let last = answer.last.then(|| answer.clone());
-        let known = self.workers.entry(answer.worker).or_default();
-        *known = last.or(known.take());
+        let known = self.workers.entry(answer.worker.clone()).or_default();
+        if answer.last {
+            known.answers.push(answer);
+        }
         Ok(())
     }
 
     fn is_complete(&self, command: &Command, named: &[String], how: &How) -> bool {
-        let ended = self.workers.values().flatten();
+        let ended = self.workers.values().flat_map(|known| &known.answers);
         if matches!(command, Command::Cancel { .. })
             && ended.clone().any(|answer| answer.outcome.is_success())
         {
             return true;
         }
-        let count = ended.count();
-        how.expect.is_some_and(|expected| count >= expected)
-            || (!named.is_empty() && count + self.not_listening.len() >= self.workers.len())
+        match how.expect {
+            Some(expected) => ended.count() >= expected,
+            None => {
+                let has_ended = |(name, known): (&String, &Known)| {
+                    known.has_answered() || self.not_listening.contains(name)
+                };
+                !named.is_empty() && self.workers.iter().all(has_ended)
+            }
+        }
     }
 
     /// Prints the workers that did not answer; the exit code.
     fn report(&self, command: &Command, how: &How) -> io::Result<u8> {
-        for worker in self.workers.iter().filter(|(_, last)| last.is_none()).map(|(worker, _)| worker) {
+        for (worker, known) in self.workers.iter().filter(|(_, known)| !known.has_answered()) {
+            let (answered, there) = (known.answers.len(), known.processes.len());
             if how.json {
                 write_line(&safe_json(&json!({"worker": worker, "outcome": "no-answer"}).to_string()))?;
             } else if self.not_listening.contains(worker) {
@@ -287,6 +320,8 @@ impl Responses {
                     "{}\tno worker of this name takes commands: it is not connected, or worker.control is off",
                     safe(worker)
                 );
+            } else if answered > 0 {
+                eprintln!("{}\tonly {answered} of {there} workers of this name answered", safe(worker));
             } else {
                 eprintln!("{}\tno answer within {:?}", safe(worker), how.wait());
             }
@@ -294,9 +329,10 @@ impl Responses {
         if self.workers.is_empty() {
             eprintln!("error: no worker answers");
         }
-        let done = |last: &Option<Answer>| last.as_ref().is_some_and(|answer| answer.outcome.is_success());
-        let cancelled = matches!(command, Command::Cancel { .. }) && self.workers.values().any(done);
-        let all = !self.workers.is_empty() && self.workers.values().all(done);
+        let mut answers = self.workers.values().flat_map(|known| &known.answers);
+        let cancelled =
+            matches!(command, Command::Cancel { .. }) && answers.any(|answer| answer.outcome.is_success());
+        let all = !self.workers.is_empty() && self.workers.values().all(Known::has_succeeded);
         Ok(if cancelled || all { exit::DONE } else { exit::FAILED })
     }
 }
@@ -310,6 +346,53 @@ mod tests {
     fn hostile(outcome: Outcome) -> Answer {
         let (worker, text) = (HOSTILE.to_owned(), HOSTILE.to_owned());
         Answer { worker, at_ms: 0, outcome, text, last: true, state: WorkerState::default() }
+    }
+
+    fn answer(worker: &str, outcome: Outcome) -> Answer {
+        Answer { worker: worker.to_owned(), text: "as asked".to_owned(), ..hostile(outcome) }
+    }
+
+    fn heartbeat(worker: &str, pid: u32, state: WorkerState) -> Heartbeat {
+        Heartbeat { worker: worker.to_owned(), pid, state, ..Heartbeat::default() }
+    }
+
+    #[test]
+    fn workers_with_one_name_answer_one_by_one() {
+        let named = ["twin".to_owned()];
+        let how = |expect| {
+            let mut how = How::default();
+            how.expect = expect;
+            how
+        };
+        let [one, two, gone] =
+            [(1, WorkerState::Consuming), (2, WorkerState::Consuming), (1, WorkerState::Gone)]
+                .map(|(pid, state)| heartbeat("twin", pid, state));
+        let mut responses = Responses::default();
+        responses.workers.insert("twin".to_owned(), Known::default());
+        let ends =
+            |responses: &Responses, expect| responses.is_complete(&Command::Pause, &named, &how(expect));
+        assert!(!ends(&responses, None));
+        responses.answered(answer("twin", Outcome::Done), false).unwrap();
+        assert!(ends(&responses, None) && !ends(&responses, Some(2)));
+        // The heartbeats show that there are two.
+        responses.heartbeat(one, &named);
+        assert!(ends(&responses, None));
+        responses.heartbeat(two, &named);
+        assert!(!ends(&responses, None));
+        assert_eq!(responses.report(&Command::Pause, &how(None)).unwrap(), exit::FAILED);
+        responses.answered(answer("twin", Outcome::Done), false).unwrap();
+        assert!(ends(&responses, None) && ends(&responses, Some(2)));
+        assert_eq!(responses.report(&Command::Pause, &how(None)).unwrap(), exit::DONE);
+        // One that refuses is not hidden by another that has obeyed.
+        responses.answered(answer("twin", Outcome::Refused), false).unwrap();
+        assert_eq!(responses.report(&Command::Pause, &how(None)).unwrap(), exit::FAILED);
+        // One that has ended is not waited for.
+        let mut responses = Responses::default();
+        responses.heartbeat(heartbeat("twin", 1, WorkerState::Consuming), &named);
+        responses.heartbeat(gone, &named);
+        responses.answered(answer("twin", Outcome::Done), false).unwrap();
+        responses.heartbeat(heartbeat("twin", 3, WorkerState::Consuming), &named);
+        assert!(ends(&responses, None));
     }
 
     #[test]

@@ -57,11 +57,20 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let detail = json!({"archive": archive.path().to_string_lossy()});
     let result = transfer::run(common, audit_log, "dropped", detail, plans, Target::File(&mut archive)).await;
     let path = safe(&archive.path().to_string_lossy());
-    let what = match result {
-        Ok(_) => counted(archive.dead_letters, "dead letter"),
-        // Some of the last letters may not be on the disk. Those are still in their queue.
-        Err(_) => "the dead letters that left their queue are".to_owned(),
-    };
-    eprintln!("{what} in {path}: `vramq dlq restore {path}` puts them back");
+    let archived = archive.dead_letters;
+    // A dead letter leaves its queue after it is in the file.
+    if archive.remove_if_empty() {
+        eprintln!("no dead letter left its queue; {path} had none and is removed");
+    } else {
+        let (what, next) = match result {
+            Ok(_) => (counted(archived, "dead letter"), ""),
+            // Some of the last letters may not be on the disk. Those are still in their queue.
+            Err(_) => (
+                "the dead letters that left their queue are".to_owned(),
+                "; for the others name another archive",
+            ),
+        };
+        eprintln!("{what} in {path}: `vramq dlq restore {path}` puts them back{next}");
+    }
     Ok(if all_there { result? } else { result.and(Ok(exit::FAILED))? })
 }

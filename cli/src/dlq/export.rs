@@ -37,11 +37,19 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let file = args.output.as_deref().filter(|path| *path != Path::new("-"));
     let mut archive = file.map(Archive::create).transpose()?;
     let exported = export(&access, &models, &query, archive.as_mut()).await;
-    if let Some(archive) = &archive {
+    if let Some(archive) = archive {
         let path = safe(&archive.path().to_string_lossy());
         match &exported {
             Ok(_) => eprintln!("{} in {path}", counted(archive.dead_letters, "dead letter")),
-            Err(_) => eprintln!("{path} is incomplete"),
+            Err(_) => {
+                let is_removed = archive.remove_if_empty();
+                let what = if is_removed {
+                    "removed: it had no dead letter"
+                } else {
+                    "incomplete: remove it, or name another file next time"
+                };
+                eprintln!("{path} is {what}");
+            }
         }
     }
     let plans = exported?;

@@ -94,7 +94,11 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
             "unfit": cannot_publish, "unknown": unknown, "error": ended.as_ref().err().map(ToString::to_string),
         }),
     );
-    progress.finish("restored");
+    if ended.is_err() && published == 0 {
+        progress.clear();
+    } else {
+        progress.finish("restored");
+    }
     for (count, unit, what) in [
         (there, "dead letter", "in the queue already, left out"),
         (other_models, "dead letter", "of other models, left out"),

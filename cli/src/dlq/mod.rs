@@ -22,7 +22,7 @@ use clap::builder::FalseyValueParser;
 use clap::{ArgAction, Subcommand};
 use vramq_dlq::audit_log::AuditLog;
 use vramq_dlq::plan::{Plan, Query};
-use vramq_dlq::select::Name;
+use vramq_dlq::select::{DIGITS_MIN, Name};
 use vramq_dlq::{Access, scan};
 use vramq_schemas::topology::{check_model_name, dead_queue};
 
@@ -38,7 +38,8 @@ const LOCK_WAIT_MAX: Duration = Duration::from_secs(120);
 const EXIT_CODES: &str = "\
 Exit codes:
   0 done · 1 some dead letters were not moved or not found, or the action was declined · 2 usage or input · 3 broker unreachable or lost
-  4 refused by the broker (no queue, queue full, no permission), or another operator holds the queue lock · 130 interrupted";
+  4 refused by the broker (no queue, queue full, no permission), or another operator holds the queue lock · 130 interrupted
+  141 the reader of the output has gone";
 
 /// List, explain, retry and archive dead letters.
 ///
@@ -110,7 +111,8 @@ enum Command {
 /// The dead letters that an action takes.
 #[derive(Clone, Debug, clap::Args)]
 struct Selection {
-    /// Message ids or starts of fingerprints; id:… or fp:… restricts a name to one of them.
+    /// Message ids or starts of fingerprints (at least 6 digits); id:… or fp:… restricts a name to one of them. Identical dead letters have
+    /// one fingerprint: with --first 1 it selects one of them.
     #[arg(value_name = "ID")]
     names: Vec<String>,
     #[command(flatten)]
@@ -236,8 +238,18 @@ fn renamed_log(_file: &str) -> Result<String, String> {
 /// Prints the names that match no letter.
 fn print_missing(names: &[impl AsRef<str>]) {
     for name in names {
-        eprintln!("no dead letter has the id or fingerprint {}", screen::safe(name.as_ref()));
+        eprintln!("{}", not_found(name.as_ref()));
     }
+}
+
+/// That no letter has this name.
+fn not_found(name: &str) -> String {
+    let is_too_short = Name { text: name.to_owned() }.is_too_short();
+    let hint = match is_too_short {
+        true => format!("; the start of a fingerprint has at least {DIGITS_MIN} digits"),
+        false => String::new(),
+    };
+    format!("no dead letter has the id or fingerprint {}{hint}", screen::safe(name))
 }
 
 /// `vramq/actions.jsonl` in the user's state folder.
@@ -283,6 +295,14 @@ mod tests {
     fn a_model_that_is_named_twice_is_read_once() {
         let named = ["minilm", "bge", "minilm"].map(str::to_owned);
         assert_eq!(distinct(&named), ["minilm", "bge"]);
+    }
+
+    #[test]
+    fn a_name_that_is_too_short_is_explained() {
+        assert!(not_found("75b6").ends_with("75b6; the start of a fingerprint has at least 6 digits"));
+        assert!(not_found("75b64e").ends_with("fingerprint 75b64e"));
+        // The help has the number, too.
+        assert_eq!(DIGITS_MIN, 6);
     }
 
     #[test]

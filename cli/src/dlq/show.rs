@@ -11,12 +11,12 @@ use vramq_dlq::scan::scan;
 use vramq_dlq::select::{Name, NameMatch};
 use vramq_schemas::fields::{as_text, integer};
 
-use super::Common;
 use super::error::Error;
+use super::{Common, not_found};
 use crate::exit;
 use crate::output::text::{cut, moment, safe};
 
-/// The most dead letters with one name that are printed.
+/// The most dead letters with one name that are printed. Identical ones count once.
 const SHOWN_MAX: usize = 20;
 
 /// The width of a header's value.
@@ -32,7 +32,7 @@ Examples:
   vramq dlq show -m minilm 3fa94c12ab --body
   vramq dlq show -m minilm 3fa94c12ab --save body.bin")]
 pub(super) struct Args {
-    /// A message id, or the start of a fingerprint; id:… or fp:… restricts it to one of them.
+    /// A message id, or the start of a fingerprint (at least 6 digits); id:… or fp:… restricts it to one of them.
     #[arg(value_name = "ID")]
     name: String,
     /// Print the whole body, with control characters escaped.
@@ -46,22 +46,28 @@ pub(super) struct Args {
 pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let name = Name { text: args.name.clone() };
     let access = common.access()?;
-    let (mut found, mut more) = (Vec::new(), 0);
+    // Each with the number of identical ones.
+    let (mut found, mut more): (Vec<(DeadLetter, u64)>, _) = (Vec::new(), 0);
     for model in &common.models().await? {
         scan(&access, model, |letter| {
             if name.matches(&letter.summary()) != NameMatch::None {
-                if found.len() < SHOWN_MAX { found.push(letter) } else { more += 1 }
+                let fingerprint = letter.fingerprint();
+                match found.iter().position(|(known, _)| known.fingerprint() == fingerprint) {
+                    Some(at) => found[at].1 += 1,
+                    None if found.len() < SHOWN_MAX => found.push((letter, 1)),
+                    None => more += 1,
+                }
             }
             Ok(())
         })
         .await?;
     }
     if found.is_empty() {
-        return Err(Error::Failed(format!("no dead letter has the id or fingerprint {}", safe(&args.name))));
+        return Err(Error::Failed(not_found(&args.name)));
     }
     if let Some(file) = &args.save {
-        let [letter] = found.as_slice() else {
-            let all: Vec<_> = found.iter().map(|letter| letter.fingerprint().to_string()).collect();
+        let [(letter, _)] = found.as_slice() else {
+            let all: Vec<_> = found.iter().map(|(letter, _)| letter.fingerprint().to_string()).collect();
             return Err(Error::Usage(format!(
                 "several dead letters match: choose one of {}",
                 all.join(", ")
@@ -70,9 +76,15 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
         save(file, &letter.body)?;
     }
     let mut out = String::new();
-    for letter in &found {
+    for (letter, copies) in &found {
         out += &described(letter, args.body).join("\n");
         out += "\n\n";
+        if *copies > 1 {
+            let name = letter.fingerprint();
+            out += &format!(
+                "There are {copies} identical ones: `retry` and `drop` take all by {name}, and one with --first 1\n\n"
+            );
+        }
     }
     if more > 0 {
         out += &format!("… and {more} more with this name\n");
@@ -82,9 +94,11 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
 }
 
 fn save(file: &Path, body: &[u8]) -> Result<(), Error> {
+    let path = file.to_string_lossy();
     let created = std::fs::OpenOptions::new().write(true).create_new(true).open(file);
-    let saved = created.and_then(|mut file| file.write_all(body).and_then(|()| file.sync_all()));
-    saved.map_err(|error| Error::writing(&file.to_string_lossy(), &error))
+    let mut file = created.map_err(|error| Error::File(format!("create {}: {error}", safe(&path))))?;
+    let saved = file.write_all(body).and_then(|()| file.sync_all());
+    saved.map_err(|error| Error::writing(&path, &error))
 }
 
 fn described(letter: &DeadLetter, whole_body: bool) -> Vec<String> {

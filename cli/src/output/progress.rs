@@ -1,4 +1,4 @@
-//! Progress on standard error: a bar on a terminal, a line every few seconds otherwise.
+//! Progress on standard error: a bar on a terminal that takes one, a line every few seconds otherwise.
 
 use std::fmt::Write;
 use std::io::{self, IsTerminal as _};
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanCount, ProgressBar, ProgressState, ProgressStyle};
 use tokio::time::{Interval, MissedTickBehavior, interval_at};
+use vramq_program::is_dumb_terminal;
 
 /// The time between plain lines: short enough to show progress, long enough for a log.
 const LINE_EVERY: Duration = Duration::from_secs(5);
@@ -35,7 +36,7 @@ enum Shown {
 
 impl Progress {
     pub(crate) fn new(unit: &'static str, total: Option<u64>, quiet: bool) -> Self {
-        let shown = match (quiet, io::stderr().is_terminal()) {
+        let shown = match (quiet, io::stderr().is_terminal() && !is_dumb_terminal()) {
             (true, _) => Shown::Nothing,
             (false, true) => Shown::Bar,
             (false, false) => Shown::Lines,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 use vramq_dlq::text::is_active;
-pub(crate) use vramq_dlq::text::{bytes, counted, moment, safe};
+pub(crate) use vramq_dlq::text::{bytes, counted, moment, safe, safe_lines};
 
 /// JSON with active characters escaped; JSON itself requires that of a few only.
 pub(crate) fn safe_json(json: &str) -> String {
@@ -97,6 +97,7 @@ mod tests {
         assert_eq!(safe("a\u{1b}[31mb\nc\u{9b}d"), "a\\u{1b}[31mb\\nc\\u{9b}d");
         assert_eq!(safe("\u{202e}gnp.exe\u{200b}"), "\\u{202e}gnp.exe\\u{200b}");
         assert_eq!(safe("Grüße 日本 \"x\""), "Grüße 日本 \"x\"");
+        assert_eq!(safe_lines("a\u{1b}\r\n b\rc\n", "  "), "a\\u{1b}\n   b\\rc");
         assert_eq!(safe_json("\"\u{9b}\u{202e}\u{e0001}\""), "\"\\u009b\\u202e\\udb40\\udc01\"");
     }
 

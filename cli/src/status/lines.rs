@@ -13,9 +13,17 @@ use crate::output::text::{age, safe};
 /// A shorter time without a connection is not shown: it would be `0s`.
 const AGE_MIN: Duration = Duration::from_secs(1);
 
-/// All lines.
+/// All lines: those about a lost connection, then what is known.
 pub(super) fn lines(fleet: &Fleet, now: Instant) -> Vec<Line> {
-    let mut lines = link(fleet, now);
+    let known = known(fleet, now);
+    let mut lines = link(fleet, !known.is_empty(), now);
+    lines.extend(known);
+    lines
+}
+
+/// What is known of queues and workers, also where the connection is lost.
+pub(super) fn known(fleet: &Fleet, now: Instant) -> Vec<Line> {
+    let mut lines = Vec::new();
     let queues = fleet.queues(now);
     if !queues.is_empty() {
         lines.extend(queue_table(&queues));
@@ -40,7 +48,8 @@ pub(super) fn lines(fleet: &Fleet, now: Instant) -> Vec<Line> {
     lines
 }
 
-fn link(fleet: &Fleet, now: Instant) -> Vec<Line> {
+/// A lost connection, above what `is_known` of the time before.
+fn link(fleet: &Fleet, is_known: bool, now: Instant) -> Vec<Line> {
     match &fleet.link {
         Link::Up { .. } => Vec::new(),
         Link::Down { why: Down::Connecting, .. } => vec![Line::new("connecting …", Severity::Dim)],
@@ -48,7 +57,8 @@ fn link(fleet: &Fleet, now: Instant) -> Vec<Line> {
             let passed = now.saturating_duration_since(*since);
             let lasting = if passed < AGE_MIN { String::new() } else { format!(" for {}", age(passed)) };
             let text = format!("no connection to the broker{lasting}: {}", safe(error));
-            let stale = "the rest is the last known state; workers continue, and so do attempts to reconnect";
+            let rest = if is_known { "the rest is the last known state; " } else { "" };
+            let stale = format!("{rest}workers continue, and so do attempts to reconnect");
             vec![
                 Line::new(text, Severity::Error),
                 Line::new(stale, Severity::Dim),
@@ -212,6 +222,7 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
         fleet.lost(Down::Unreachable("reset by \u{1b}[2J peer".to_owned()), later);
         let at_once = texts(&fleet, later);
         assert!(at_once.starts_with("no connection to the broker: reset by"), "{at_once}");
+        assert!(at_once.contains("\nthe rest is the last known state; workers continue"), "{at_once}");
         fleet.heard(b"nonsense", later);
         let shown = texts(&fleet, later + Duration::from_secs(3));
         assert!(
@@ -219,6 +230,32 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
             "{shown}"
         );
         assert!(shown.contains("1 messages on vramq.status were ignored"), "{shown}");
+    }
+
+    #[test]
+    fn workers_with_one_name_are_named() {
+        let start = Instant::now();
+        let mut fleet = Fleet::new(&[], start);
+        fleet.connected(start);
+        hear(&mut fleet, &heartbeat("twin"), start);
+        hear(&mut fleet, &heartbeat("other"), start);
+        assert!(!texts(&fleet, start).contains("have this name"));
+        hear(&mut fleet, &Heartbeat { pid: 7, ..heartbeat("twin") }, start);
+        assert!(texts(&fleet, start).contains("\ntwin: 2 workers have this name: commands"));
+        assert_eq!(severity(&fleet, start, "twin: "), Severity::Warning);
+        // One has ended, and the other took its name.
+        hear(&mut fleet, &Heartbeat { state: WorkerState::Gone, ..heartbeat("twin") }, start);
+        assert!(!texts(&fleet, start).contains("have this name"));
+    }
+
+    #[test]
+    fn a_rest_is_named_only_where_there_is_one() {
+        let start = Instant::now();
+        let mut fleet = Fleet::new(&[], start);
+        fleet.lost(Down::Refused("ACCESS_REFUSED".to_owned()), start);
+        let shown = texts(&fleet, start);
+        assert!(shown.contains("\nworkers continue, and") && !shown.contains("the rest"), "{shown}");
+        assert!(known(&fleet, start).is_empty());
     }
 
     #[test]

@@ -49,7 +49,8 @@ Examples:
 
 Exit codes:
   0 heartbeats were received · 1 none was received, or the connection was lost · 2 usage · 3 broker unreachable
-  4 refused by the broker, at first or later · 130 interrupted (SIGINT) · 143 terminated (SIGTERM)")]
+  4 refused by the broker, at first or later · 130 interrupted (SIGINT) · 143 terminated (SIGTERM)
+  141 the reader of the output has gone")]
 pub(crate) struct Args {
     /// Show the queues of this model (or key) even if no worker serves it; may be repeated.
     #[arg(long = "model", short, value_name = "MODEL")]
@@ -127,16 +128,30 @@ async fn print_once(session: &mut Session, signals: &mut Signals, listen: Durati
         tokio::select! {
             () = &mut end => break,
             (code, _) = signals.next() => return code,
-            () = session.hear() => {}
+            () = session.hear() => {
+                // Further attempts would be refused as well.
+                if matches!(session.fleet.link, Link::Down { why: Down::Refused(_), .. }) {
+                    break;
+                }
+            }
         }
     }
     let now = Instant::now();
+    let error = match &session.fleet.link {
+        Link::Up { .. } => None,
+        Link::Down { why, .. } => Some(why.in_words()),
+    };
     let output = if json {
         // Cannot fail: it is made of texts and numbers.
-        let report = serde_json::to_string_pretty(&Report::new(&session.broker, &session.fleet, now));
+        let report = serde_json::to_string_pretty(&Report::new(
+            &session.broker,
+            error.as_deref(),
+            &session.fleet,
+            now,
+        ));
         report.unwrap_or_default().lines().map(|line| safe_json(line) + "\n").collect::<String>()
     } else {
-        lines::lines(&session.fleet, now).into_iter().map(|line| line.text + "\n").collect()
+        lines::known(&session.fleet, now).into_iter().map(|line| line.text + "\n").collect()
     };
     match io::stdout().write_all(output.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return exit::BROKEN_PIPE,
@@ -145,6 +160,10 @@ async fn print_once(session: &mut Session, signals: &mut Signals, listen: Durati
             return exit::FAILED;
         }
         Ok(()) => {}
+    }
+    if let Some(error) = &error {
+        let about = if output.is_empty() || json { "" } else { "; the output is what was known before" };
+        eprintln!("error: {}{about}", safe(error));
     }
     match &session.fleet.link {
         Link::Up { .. } if !session.fleet.is_empty() => exit::DONE,

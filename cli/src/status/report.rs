@@ -14,6 +14,8 @@ use super::worker_snapshot::{Presence, Rates};
 #[derive(Debug, Serialize)]
 pub(super) struct Report<'a> {
     broker: &'a str,
+    /// Why there is no connection: what follows is what was known before. Null while there is one.
+    error: Option<&'a str>,
     queues: Vec<QueueReport<'a>>,
     workers: Vec<WorkerReport<'a>>,
     /// Messages on `vramq.status` that are not heartbeats.
@@ -55,7 +57,7 @@ struct WorkerReport<'a> {
 }
 
 impl<'a> Report<'a> {
-    pub(super) fn new(broker: &'a str, fleet: &'a Fleet, now: Instant) -> Self {
+    pub(super) fn new(broker: &'a str, error: Option<&'a str>, fleet: &'a Fleet, now: Instant) -> Self {
         let queues = fleet.queues(now).into_iter().map(|queue| {
             let jobs = queue.counted.and_then(|counted| messages(counted.jobs));
             QueueReport {
@@ -86,7 +88,13 @@ impl<'a> Report<'a> {
             rates: &snapshot.rates,
             heartbeat: &snapshot.last,
         });
-        Self { broker, queues: queues.collect(), workers: workers.collect(), unreadable: fleet.unreadable }
+        Self {
+            broker,
+            error,
+            queues: queues.collect(),
+            workers: workers.collect(),
+            unreadable: fleet.unreadable,
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use ratatui::DefaultTerminal;
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 use vramq_dlq::text::unix_ms;
+use vramq_program::is_dumb_terminal;
 
 use super::Session;
 use super::keys::{KeyAction, key_action};
@@ -49,6 +50,12 @@ struct Views {
 pub(super) async fn run(session: &mut Session, signals: &mut Signals) -> u8 {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         eprintln!("error: --watch needs a terminal; without --watch the output can be redirected");
+        return exit::USAGE;
+    }
+    if is_dumb_terminal() {
+        eprintln!(
+            "error: --watch draws on the terminal, and TERM says that this one takes no such output; repeat it without --watch"
+        );
         return exit::USAGE;
     }
     let result = match Screen::take() {

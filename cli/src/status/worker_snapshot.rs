@@ -25,6 +25,17 @@ pub(super) enum Down {
     Refused(String),
 }
 
+impl Down {
+    /// As an error. The broker's own text names the permission that is missing.
+    pub(super) fn in_words(&self) -> String {
+        match self {
+            Self::Connecting => "no answer yet".to_owned(),
+            Self::Unreachable(error) => format!("connection to the broker lost: {error}"),
+            Self::Refused(error) => format!("refused by the broker: {error}"),
+        }
+    }
+}
+
 /// A worker, by its last heartbeat.
 #[derive(Clone, Debug)]
 pub(super) struct WorkerSnapshot {

@@ -1,5 +1,6 @@
 //! The table of workers that `vramq status` prints, and why workers do not consume or are slow. Pure.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use vramq_schemas::status::{CeilingStatus, DeviceStatus, WorkerState};
@@ -89,6 +90,23 @@ fn learned_limits(limits: &[CeilingStatus]) -> String {
     lowest.map_or_else(|| "-".to_owned(), |limit| format!("{}, from {}", limits.len(), bytes(limit)))
 }
 
+/// Names that several workers have.
+fn shared_names(fleet: &Fleet, now: Instant) -> Vec<Line> {
+    let mut names: BTreeMap<&str, usize> = BTreeMap::new();
+    for (snapshot, _) in fleet.workers(now).filter(|(_, presence)| *presence == Presence::Here) {
+        *names.entry(&snapshot.last.worker).or_default() += 1;
+    }
+    let shared = names.into_iter().filter(|(_, workers)| *workers > 1);
+    let line = |(name, workers): (&str, usize)| {
+        let name = cut(name, NAME_COLUMNS);
+        let text = format!(
+            "{name}: {workers} workers have this name: commands reach all; answers, replies and metrics do not tell them apart"
+        );
+        Line::new(text, Severity::Warning)
+    };
+    shared.map(line).collect()
+}
+
 /// The end of NVML's names for slowdowns by heat or lack of power. Other names are limits that the owner has set.
 const SLOWDOWN: &str = "slowdown";
 
@@ -117,6 +135,7 @@ pub(super) fn reasons(fleet: &Fleet, now: Instant) -> Vec<Line> {
         };
         lines.push(Line::new(text, worker_severity(snapshot, presence)));
     }
+    lines.extend(shared_names(fleet, now));
     if !lines.is_empty() {
         lines.insert(0, Line::new("", Severity::Normal));
     }

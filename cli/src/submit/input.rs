@@ -180,7 +180,10 @@ impl Lines {
                 }
             }
             if line.len() > LINE_BYTES_MAX {
-                return Err(self.fault(format!("longer than {LINE_BYTES_MAX} bytes")));
+                return Err(self.fault(format!(
+                    "longer than {LINE_BYTES_MAX} bytes, the most for a line: split it, or submit it by a client library, which takes jobs of \
+                     {BODY_BYTES_MAX} bytes, or references to stored bytes"
+                )));
             }
             let text = String::from_utf8(line).map_err(|_| self.fault("not UTF-8".to_owned()))?;
             let item = match &self.content {

@@ -20,7 +20,7 @@ use vramq_schemas::ITEMS_MAX;
 
 use crate::broker::Broker;
 use crate::output::progress::Progress;
-use crate::output::text::{counted, safe};
+use crate::output::text::{counted, safe, safe_lines};
 use crate::output::write_line;
 use crate::signals::{Signals, end_if_stuck};
 use crate::{duration, exit};
@@ -46,7 +46,8 @@ Interrupted, it withdraws the jobs that have no answer: they start no further pa
 
 Exit codes:
   0 all answered · 1 some jobs failed, the others are written · 2 usage or input · 3 broker unreachable
-  4 refused by the broker (no queue for the model, queue full, no permission, also when it reconnects) · 130 interrupted")]
+  4 refused by the broker (no queue for the model, queue full, no permission, also when it reconnects) · 130 interrupted
+  141 the reader of the output has gone")]
 pub(crate) struct Args {
     /// The model's name.
     #[arg(long, short)]
@@ -57,7 +58,8 @@ pub(crate) struct Args {
     /// The texts; with `-` or none, one per line of standard input.
     #[arg(value_name = "TEXT")]
     texts: Vec<String>,
-    /// A file of texts: .jsonl (each line a string, or an object), anything else one per line.
+    /// A file of texts: .jsonl (each line a string, or an object), anything else one per line. A line has at most 1 MiB; client libraries
+    /// take jobs of 16 MiB.
     #[arg(long, short, value_name = "FILE", conflicts_with = "texts")]
     file: Option<PathBuf>,
     /// The field of .jsonl objects that holds the text. A field `id` is copied to the output.
@@ -157,6 +159,10 @@ pub(crate) async fn run(mut args: Args) -> u8 {
         Ok(template) => template,
         Err(problem) => return usage(&problem),
     };
+    let is_npy = args.output.as_deref().is_some_and(output::is_npy);
+    if args.with_text && is_npy {
+        return usage("--with-text needs JSON lines: a .npy file has room for the vectors only");
+    }
     let texts = std::mem::take(&mut args.texts);
     let kind = match args.json_inputs {
         true => Kind::Json,
@@ -331,7 +337,8 @@ impl Totals {
         match failure {
             Failure::Job(problem) => {
                 let last = chunk.first + chunk.items.len() - 1;
-                let problem = safe(problem);
+                // A program's traceback has several lines.
+                let problem = safe_lines(problem, "    ");
                 progress.say(&format!("job {id} (items {} to {last}): {problem}", chunk.first));
             }
             Failure::Fatal(code, problem) if self.fatal.is_none() => {
@@ -344,7 +351,7 @@ impl Totals {
 
     fn finish(
         self,
-        results: Results,
+        mut results: Results,
         fault: Option<InputError>,
         template: &JobTemplate,
         progress: &Progress,
@@ -361,6 +368,9 @@ impl Totals {
             eprintln!("error: {fault}");
             eprintln!("stopped: {} items before it are {what}", progress.done());
             return end_early(results, fault.code());
+        }
+        if let Err(error) = results.flush() {
+            return written_off(&error, results, progress);
         }
         if let Err(error) = results.finish() {
             progress.clear();
@@ -387,8 +397,9 @@ fn written_off(error: &io::Error, results: Results, progress: &Progress) -> u8 {
 }
 
 fn end_early(results: Results, code: u8) -> u8 {
-    if let Some(partial) = results.abandon() {
-        eprintln!("what was answered is in {}", partial.display());
+    if let Some((partial, is_whole)) = results.abandon() {
+        let what = if is_whole { "what" } else { "a part of what" };
+        eprintln!("{what} was answered is in {}", partial.display());
     }
     code
 }

@@ -44,6 +44,11 @@ struct Line<'a> {
     output: &'a Output,
 }
 
+/// Whether the output is a NumPy file, by its name.
+pub(super) fn is_npy(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e.eq_ignore_ascii_case("npy"))
+}
+
 impl Results {
     pub(super) fn create(path: Option<&Path>, with_text: bool) -> io::Result<Self> {
         let Some(path) = path.filter(|path| *path != Path::new("-")) else {
@@ -53,7 +58,7 @@ impl Results {
                 with_text,
             });
         };
-        let is_npy = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("npy"));
+        let is_npy = is_npy(path);
         match fs::metadata(path) {
             Ok(existing) if existing.is_dir() => return Err(io::Error::other("it is a folder")),
             Ok(existing) if !existing.is_file() && is_npy => {
@@ -113,7 +118,13 @@ impl Results {
     pub(super) fn finish(self) -> io::Result<()> {
         match self.to {
             Format::JsonLines { mut to, .. } => to.flush()?,
-            Format::Npy(npy) => drop(npy.finish()?),
+            Format::Npy(npy) => {
+                if let Err(error) = npy.finish() {
+                    // As in `abandon`.
+                    let _ = self.file.map(|names| fs::remove_file(names.partial));
+                    return Err(error);
+                }
+            }
         }
         match self.file {
             Some(Names { partial, complete }) => fs::rename(partial, complete),
@@ -121,15 +132,23 @@ impl Results {
         }
     }
 
-    /// Leaves the output incomplete. Incomplete JSON lines are useful, so their path is returned; an incomplete NumPy file is removed.
-    pub(super) fn abandon(self) -> Option<PathBuf> {
-        let names = self.file?;
-        match self.to {
-            // Best effort: the command has failed already.
-            Format::JsonLines { mut to, .. } => to.flush().ok().map(|()| names.partial),
+    /// Leaves the output incomplete. Incomplete JSON lines are useful, so their path is returned, and whether they end in a whole line. A
+    /// file without any, and an incomplete NumPy file, are removed.
+    pub(super) fn abandon(self) -> Option<(PathBuf, bool)> {
+        let Names { partial, .. } = self.file?;
+        // Best effort: the command has failed already.
+        let is_whole = match self.to {
+            Format::JsonLines { mut to, .. } => Some(to.flush().is_ok()),
             Format::Npy(npy) => {
                 drop(npy);
-                let _ = fs::remove_file(names.partial);
+                None
+            }
+        };
+        let has_lines = fs::metadata(&partial).is_ok_and(|file| file.len() > 0);
+        match is_whole.filter(|_| has_lines) {
+            Some(is_whole) => Some((partial, is_whole)),
+            None => {
+                let _ = fs::remove_file(partial);
                 None
             }
         }

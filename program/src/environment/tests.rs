@@ -25,6 +25,11 @@ fn gateway() -> Vocabulary {
     vocabulary("VRAMQ_GATEWAY__", &["BROKER_URL", "GATEWAY_LISTEN"], &["http.listen", "http.request_s"])
 }
 
+/// The command has no configuration file, and leaves the variables for the worker's keys to the worker.
+fn command() -> Vocabulary {
+    vocabulary("VRAMQ__", &["BROKER_URL", "BROKER_PASSWORD_FILE", "LOG"], &[])
+}
+
 fn unknown_of(name: &str, vocabulary: &Vocabulary) -> UnknownVariables {
     UnknownVariables::of([(name.to_owned(), "5".to_owned())], vocabulary)
 }
@@ -61,6 +66,30 @@ fn a_misspelt_variable_is_found_with_what_was_meant() {
     ] {
         assert_eq!(unknown_of(name, &gateway()).misspelt, [(name.to_owned(), meant.to_owned())]);
     }
+}
+
+#[test]
+fn a_program_without_keys_names_only_its_variables() {
+    for (name, meant) in [
+        ("VRAMQ_BROKER__URL", "VRAMQ_BROKER_URL"),
+        ("VRAMQ_BROKER__PASSWORD_FILE", "VRAMQ_BROKER_PASSWORD_FILE"),
+        ("VRAMQ_BROKER__PASSWORD__FILE", "VRAMQ_BROKER_PASSWORD_FILE"),
+    ] {
+        assert_eq!(unknown_of(name, &command()).misspelt, [(name.to_owned(), meant.to_owned())]);
+    }
+    // A worker's, also if it is misspelt.
+    assert_eq!(unknown_of("VRAMQ_DEVICE__KIND", &command()).unknown, ["VRAMQ_DEVICE__KIND"]);
+}
+
+#[test]
+fn a_workers_variable_for_what_the_command_reads_elsewhere_is_ignored() {
+    let set = |names: &[&str]| -> Vec<_> {
+        names.iter().map(|name| ((*name).to_owned(), "amqp://a".to_owned())).collect()
+    };
+    let pair = ("VRAMQ__BROKER__URL".to_owned(), "VRAMQ_BROKER_URL".to_owned());
+    assert_eq!(command().ignored(&set(&["VRAMQ__BROKER__URL", "VRAMQ__DEVICE__KIND"])), [pair]);
+    // It has its own.
+    assert!(command().ignored(&set(&["VRAMQ__BROKER__URL", "VRAMQ_BROKER_URL"])).is_empty());
 }
 
 #[test]

@@ -34,6 +34,7 @@ async fn usage_and_input_errors_are_2() {
         (vec!["--model", "m", "--file", &folder], "it is a folder"),
         (vec!["--model", "m", "--file", &broken], "line 2: not JSON"),
         (vec!["--model", "m", "-o", &nowhere, "x"], "no/such/folder/out.npy"),
+        (vec!["--model", "m", "--with-text", "-o", "out.npy", "x"], "--with-text needs JSON lines"),
         (vec!["--model", "m", "--file", &empty, "x"], "cannot be used with"),
         (vec!["--model", "no such", "x"], "cannot name a model"),
         (vec!["--model", "m", "--key", "no such", "x"], "cannot name a model"),
@@ -124,6 +125,8 @@ async fn a_broker_that_refuses_the_jobs_is_4() {
     code(&unroutable, 4);
     let said = stderr(&unroutable);
     assert!(said.contains("no queue for model `nobody`: is a worker for it configured?"), "{said}");
+    // No worker has declared the exchange, so the broker closes the channel: the command ends, and does not reconnect.
+    assert!(!said.contains("session lost"), "{said}");
 
     let connection = broker.connect().await;
     let channel = connection.create_channel().await.unwrap();

@@ -134,7 +134,7 @@ async fn misspelt_variables_are_refused_with_what_was_meant(_: &mut TestEnv) -> 
         ensure!(ended.code == Some(2), "{program}: {ended:?}");
         has_all(&ended.stderr, &["VRAMQ_BORKER_URL", "VRAMQ_BROKER_URL"])?;
     }
-    let [worker, gateway, _] = runs;
+    let [worker, gateway, status] = runs;
     for ((program, arguments), name, meant) in [
         (worker, "VRAMQ_DEVICE_KIND", "VRAMQ__DEVICE__KIND"),
         (worker, "VRAMQ_BROKER_QUEUE_TYPE", "VRAMQ__BROKER__QUEUE_TYPE"),
@@ -142,6 +142,7 @@ async fn misspelt_variables_are_refused_with_what_was_meant(_: &mut TestEnv) -> 
         (worker, "VRAMQ_SLOTS_MAX", "VRAMQ__MODEL__NAME__SLOTS_MAX"),
         (gateway, "VRAMQ_GATEWAY_HTTP_LISTEN", "VRAMQ_GATEWAY__HTTP__LISTEN"),
         (gateway, "VRAMQ_HTTP_REQUEST_S", "VRAMQ_GATEWAY__HTTP__REQUEST_S"),
+        (status, "VRAMQ_BROKER__URL", "VRAMQ_BROKER_URL"),
     ] {
         let mut mistyped = command(program)?;
         mistyped.args(arguments).env(name, "5");
@@ -149,7 +150,14 @@ async fn misspelt_variables_are_refused_with_what_was_meant(_: &mut TestEnv) -> 
         ensure!(ended.code == Some(2), "{name}: {ended:?}");
         has_all(&ended.stderr, &[name, &format!("did you mean {meant}?")])?;
     }
-    Ok(())
+    // A worker's variable, which may be there for a worker.
+    let mut of_worker = command("vramq")?;
+    of_worker
+        .args(["status", "--broker-url", "amqp://127.0.0.1:1/"])
+        .env("VRAMQ__BROKER__URL", "amqp://nowhere");
+    let ended = run_to_end(of_worker).await?;
+    ensure!(ended.code == Some(3), "{ended:?}");
+    has_all(&ended.stderr, &["VRAMQ__BROKER__URL is for workers; this program reads VRAMQ_BROKER_URL"])
 }
 
 async fn variables_of_others_stop_no_program(_: &mut TestEnv) -> Result<()> {

@@ -236,6 +236,15 @@ async fn colours_are_for_terminals_that_want_them(env: &mut TestEnv) -> Result<(
             ensure!(shown.contains('\u{1b}') == coloured, "{line} with NO_COLOR={no_color:?}: {shown:?}");
         }
     }
+    // An editor's terminal takes none.
+    for line in [&format!("TERM=dumb {worker}"), &format!("TERM=dumb {vramq}"), &format!("TERM= {worker}")] {
+        let shown = on_a_terminal(line, None).await?;
+        ensure!(shown.to_lowercase().contains("error") && !shown.contains('\u{1b}'), "{line}: {shown:?}");
+    }
+    let watch =
+        format!("TERM=dumb {} status --watch --broker-url '{}'", program("vramq")?.display(), env.url);
+    let shown = on_a_terminal(&watch, None).await?;
+    ensure!(shown.contains("repeat it without --watch") && !shown.contains('\u{1b}'), "{shown:?}");
     // And not in files, nor in what is read by programs.
     let output = control(env, &["pause"]).await?;
     ensure!(!output.stderr.contains('\u{1b}'), "{output:?}");

@@ -25,6 +25,7 @@ on_queue_types!(
     reading_changes_nothing,
     memory_is_flat,
     a_list_is_filtered_and_a_dead_letter_is_explained,
+    identical_dead_letters_are_shown_once,
     dead_letters_of_the_broker_are_restored_unchanged,
     an_out_of_memory_is_explained_and_its_job_runs_where_there_is_room,
     changes_are_refused_or_logged,
@@ -41,6 +42,20 @@ async fn timed(operator: &Operator, args: &[&str]) -> Result<Duration> {
     let start = Instant::now();
     operator.run_for(0, args).await?;
     Ok(start.elapsed())
+}
+
+/// As after an import with `--duplicates`.
+async fn identical_dead_letters_are_shown_once(env: &mut TestEnv) -> Result<()> {
+    let twin = letter("twin", Reason::Malformed, "x")?;
+    add_dead_letters(env, vec![twin.clone(), twin, letter("other", Reason::Malformed, "x")?]).await?;
+    let operator = Operator::at(env)?;
+    let shown = operator.run_for(0, &["show", "twin", "--save", "body"]).await?;
+    ensure!(shown.matches("Dead letter ").count() == 1, "{shown}");
+    ensure!(shown.contains("There are 2 identical ones") && operator.path("body").exists(), "{shown}");
+    ensure!(!operator.run_for(0, &["show", "other"]).await?.contains("identical"));
+    operator.run_for(0, &["drop", "twin", "--first", "1", "--yes-drop", "1"]).await?;
+    ensure!(operator.ids().await?.len() == 2, "not one of the two is dropped");
+    Ok(())
 }
 
 /// Waits until the broker has put back what a killed reader held. It notices the end of a connection a little later.
@@ -152,6 +167,10 @@ async fn a_list_is_filtered_and_a_dead_letter_is_explained(env: &mut TestEnv) ->
         "{output}"
     );
     ensure!(std::fs::read(operator.path("body"))? == b"\x1b]0;no job\x07");
+    let again = operator.run(&["show", fingerprint, "--save", "body"]).await?;
+    ensure!(again.code == Some(2) && again.stderr.contains("create body: File exists"), "{again:?}");
+    let short = operator.run(&["show", &fingerprint[..5]]).await?;
+    ensure!(short.code == Some(1) && short.stderr.contains("at least 6 digits"), "{short:?}");
     operator.run_for(0, &["show", "job-3", "--body"]).await?;
     operator.run_for(1, &["show", "nobody"]).await?;
     // A misspelt reason would select nothing, which looks as if all were well.

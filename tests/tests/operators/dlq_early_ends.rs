@@ -20,6 +20,7 @@ on_queue_types!(
     a_letter_that_stays_is_not_taken_for_its_copy,
     a_retry_without_permission_ends_and_the_letters_stay,
     a_drop_that_cannot_write_says_where_the_letters_are,
+    a_file_that_gets_no_letter_does_not_stay,
     a_retry_that_cannot_log_its_end_says_what_was_done,
     an_import_that_ends_early_says_that_the_log_lacks_its_end,
     a_retry_that_loses_the_broker_says_what_was_confirmed,
@@ -120,6 +121,24 @@ async fn a_drop_that_cannot_write_says_where_the_letters_are(env: &mut TestEnv) 
     found.sort();
     expected.sort();
     ensure!(found == expected, "{} letters", found.len());
+    Ok(())
+}
+
+/// So that the command can be repeated as it is, when there is room.
+async fn a_file_that_gets_no_letter_does_not_stay(env: &mut TestEnv) -> Result<()> {
+    const KIB: u32 = 8;
+    add_dead_letters(env, vec![letter("big", Reason::Malformed, &"x".repeat(64 << 10))?]).await?;
+    let operator = Operator::at(env)?;
+    for action in [&["export", "--all", "-o"][..], &["drop", "--all", "--yes-drop", "1", "--archive"]] {
+        let action = [action, &["big.jsonl"]].concat();
+        let ended = operator.run_with_files_up_to(KIB, &action).await?;
+        ensure!(ended.code == Some(1) && ended.stderr.contains("is removed"), "{ended:?}");
+        ensure!(!ended.stderr.contains("restore") && !operator.path("big.jsonl").exists(), "{ended:?}");
+        operator.run_for(0, &action).await?;
+        ensure!(operator.path("big.jsonl").exists(), "{action:?} wrote nothing");
+        std::fs::remove_file(operator.path("big.jsonl"))?;
+    }
+    ensure!(operator.ids().await?.is_empty(), "the letter is still there");
     Ok(())
 }
 

@@ -12,12 +12,14 @@ use vramq_tests::dead_letters::{Operator, add_dead_letters, drained, letters};
 use vramq_tests::proxy::Proxy;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::{DEADLINE, until};
+use vramq_tests::worker::vramq;
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(an_import_that_waits_for_a_pipe_ends_by_a_signal);
 on_one_setup!(
     a_queue_that_confirms_nothing_holds_up_no_other_queue_of_an_import,
     a_dead_letter_of_a_queue_that_no_model_has_is_refused,
+    an_import_that_fails_at_its_input_counts_nothing,
 );
 
 /// A dead letter as a line of a file.
@@ -125,6 +127,14 @@ async fn a_queue_that_confirms_nothing_holds_up_no_other_queue_of_an_import(env:
     let end = log.last().context("an empty log")?;
     ensure!(end["phase"] == "end" && end["detail"]["published"] == others.len(), "{end}");
     ensure!(end["detail"]["unknown"] == 1, "{end}");
+    Ok(())
+}
+
+async fn an_import_that_fails_at_its_input_counts_nothing(env: &mut TestEnv) -> Result<()> {
+    let operator = Operator::at(env)?;
+    let log = operator.path("log.jsonl").to_string_lossy().into_owned();
+    let failed = vramq(&env.url, &["dlq", "import", "nowhere.jsonl", "--action-log", &log]).await?;
+    ensure!(failed.code == Some(2) && failed.stderr.starts_with("error: read nowhere.jsonl"), "{failed:?}");
     Ok(())
 }
 

@@ -172,8 +172,17 @@ async fn a_broker_that_refuses_is_not_one_that_is_away(env: &mut TestEnv) -> Res
         Ok((output.code == Some(4)).then_some(output))
     })
     .await?;
-    ensure!(later.stdout.contains("no connection to the broker"), "{later:?}");
-    ensure!(!later.stdout.contains("for 0s"), "{later:?}");
+    ensure!(later.stderr.contains("error: refused by the broker: "), "{later:?}");
+    ensure!(later.stderr.contains("ACCESS_REFUSED") && !later.stdout.contains("reconnect"), "{later:?}");
+    let json = until("a refusal, as JSON", async || {
+        let output = vramq(&url, &["status", "--json", "--for", "2s"]).await?;
+        Ok((output.code == Some(4)).then_some(output))
+    })
+    .await?;
+    let report: Value = serde_json::from_str(&json.stdout)?;
+    let error = report["error"].as_str().context("a report without an error")?;
+    ensure!(error.contains("ACCESS_REFUSED"), "{json:?}");
+    ensure!(json.stderr.contains("error: refused by the broker: "), "{json:?}");
     Ok(())
 }
 

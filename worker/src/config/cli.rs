@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
@@ -150,7 +151,14 @@ impl Options {
         for (key, value) in self.broker.keys().into_iter().chain(own) {
             overrides.flag(key, value.as_ref());
         }
+        let mut named = HashSet::new();
         for pair in &self.model {
+            let name = pair.split_once('=').map_or(pair.as_str(), |(name, _)| name);
+            if !named.insert(name) {
+                overrides
+                    .faults
+                    .push((format!("--model {pair}"), "names the model a second time".to_owned()));
+            }
             overrides.pair("--model", pair, |name| format!("model.{name}.path"));
         }
         for pair in &self.set {
@@ -180,6 +188,19 @@ mod tests {
         let unknown: Vec<_> = of_page.iter().filter(|key| !known.contains(*key)).collect();
         assert!(unknown.is_empty(), "{unknown:?} are not in {known:?}");
         assert!(of_page.len() > 50, "{of_page:?}");
+    }
+
+    #[test]
+    fn a_model_that_is_named_twice_is_a_fault() {
+        let faults = |models: &[&str]| {
+            let flags = models.iter().flat_map(|model| ["--model", model]);
+            let cli = Cli::try_parse_from(["vramq-worker", "check-config"].into_iter().chain(flags));
+            let Command::CheckConfig(options) = cli.unwrap().command else { panic!("another command") };
+            options.overrides().faults
+        };
+        let said = ("--model minilm=/x".to_owned(), "names the model a second time".to_owned());
+        assert!(faults(&["minilm=/a", "minilm=/x"]).contains(&said));
+        assert!(!faults(&["minilm=/a", "other=/x"]).iter().any(|(what, _)| what.starts_with("--model")));
     }
 
     #[test]
