@@ -164,6 +164,12 @@ impl Config {
         absent.chain(self.models.iter().filter_map(folder)).chain(self.device.more_than_machine()).collect()
     }
 
+    /// The models that have fewer slots than `slots_max` because of the host's memory, and how many these have.
+    pub fn limited_by_host(&self) -> impl Iterator<Item = (&ModelConfig, NonZeroU16)> {
+        let slots = self.models.iter().zip(self.host_slots.iter().copied());
+        slots.filter(|(model, slots)| *slots < model.slots_max)
+    }
+
     /// The configuration, to be used on this machine.
     ///
     /// # Errors

@@ -178,6 +178,26 @@ fn what_no_worker_could_start_with_is_a_fault_at_once() {
 }
 
 #[test]
+fn host_memory_that_is_enough_limits_no_model() {
+    let limited = |mib: &str| {
+        let given = [
+            ("model.a.engine", "echo"),
+            ("model.a.slots_max", "2"),
+            ("model.b.engine", "echo"),
+            ("model.b.slots_max", "9"),
+            ("worker.host_memory_mib", mib),
+        ];
+        let config = Config::read(None, &pairs(&given)).unwrap();
+        let limited = config.limited_by_host().map(|(model, slots)| (model.name.clone(), slots.get()));
+        limited.collect::<Vec<_>>()
+    };
+    // Bodies of up to 16 MiB.
+    assert_eq!(limited("176"), []);
+    assert_eq!(limited("160"), [("b".to_owned(), 8)]);
+    assert_eq!(limited("32"), [("a".to_owned(), 1), ("b".to_owned(), 1)]);
+}
+
+#[test]
 fn a_device_of_more_memory_than_the_machine_has_is_no_fault_but_said() {
     let config = |mib: &str| {
         let given = pairs(&[("model.m.engine", "echo"), ("device.cpu.memory_mib", mib)]);
