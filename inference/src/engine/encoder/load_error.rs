@@ -26,6 +26,13 @@ pub enum LoadError {
         #[source]
         source: serde_json::Error,
     },
+    #[error("parse {}: the key `{key}`", path.display())]
+    JsonKey {
+        path: PathBuf,
+        key: String,
+        #[source]
+        source: serde_json::Error,
+    },
     #[error("{} has {found}; this engine takes {takes}", path.display())]
     Unsupported { path: PathBuf, found: String, takes: String },
     #[error("{}: {reason}", path.display())]
