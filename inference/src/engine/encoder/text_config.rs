@@ -253,7 +253,7 @@ impl TextConfig {
             ));
         }
         let files = TokenFiles::read(transformer, &own, &kwargs)?;
-        let own = own.into_iter().chain(kwargs.clone()).collect();
+        let own: Map<String, Value> = own.into_iter().chain(kwargs.clone()).collect();
         let mut tokenizer: TokenizerConfig = json::of_keys(&path, &own)?;
         if let Some(side) = tokenizer.truncation_side.as_ref().filter(|side| *side != "right") {
             return Err(unsupported(&path, format!("truncation_side `{side}`"), "`right`"));
