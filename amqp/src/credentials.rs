@@ -27,6 +27,8 @@ pub struct InvalidCredentials {
     /// As configurations name it, in the table of the broker.
     pub field: &'static str,
     pub what: String,
+    /// Whether this fault is that the file does not exist: the configuration may be for another machine.
+    pub is_absent: bool,
 }
 
 /// What a URL says that credentials must suit.
@@ -50,7 +52,9 @@ impl Credentials {
     /// All that is wrong with them beside a URL, including files that cannot be read now.
     pub(crate) fn faults(&self, url: OfUrl) -> Vec<InvalidCredentials> {
         let mut faults = Vec::new();
-        let mut fault = |field, what: &str| faults.push(InvalidCredentials { field, what: what.to_owned() });
+        let mut fault = |field, what: &str| {
+            faults.push(InvalidCredentials { field, what: what.to_owned(), is_absent: false });
+        };
         match (&self.certificate, &self.key) {
             (Some(_), None) => fault("key", "is missing: the certificate needs its private key"),
             (None, Some(_)) => fault("certificate", "is missing: the private key needs its certificate"),
@@ -74,7 +78,11 @@ impl Credentials {
             self.password_file.as_ref().map(|file| ("password_file", password(file).err())),
         ];
         for (field, error) in files.into_iter().flatten() {
-            faults.extend(error.map(|error| InvalidCredentials { field, what: format!("is {error}") }));
+            faults.extend(error.map(|error| InvalidCredentials {
+                field,
+                what: format!("is {error}"),
+                is_absent: error.kind() == io::ErrorKind::NotFound,
+            }));
         }
         faults
     }

@@ -94,7 +94,7 @@ pub(crate) enum InvalidBroker {
     Credentials(Vec<InvalidCredentials>),
 }
 
-fn with_flag(InvalidCredentials { field, what }: &InvalidCredentials) -> String {
+fn with_flag(InvalidCredentials { field, what, .. }: &InvalidCredentials) -> String {
     format!("--broker-{} {}", field.replace('_', "-"), safe(what))
 }
 

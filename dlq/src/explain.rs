@@ -8,7 +8,7 @@ use vramq_schemas::headers::{
 use vramq_schemas::{Attempt, Reason, ReplyKind};
 
 use crate::dead_letter::{BY_BROKER, DeadLetter, DeadLetterCause};
-use crate::text::{bytes, counted, moment, safe};
+use crate::text::{bytes_free, bytes_needed, counted, moment, safe};
 
 /// Paragraphs with their headings.
 pub fn explain(letter: &DeadLetter) -> Vec<(&'static str, Vec<String>)> {
@@ -89,8 +89,11 @@ fn attempt(attempt: &Attempt) -> String {
         );
     }
     let company = if *alone { "no other process on the device" } else { "other processes on the device" };
-    let others =
-        if *foreign > 0 { format!(", {} with other processes", bytes(*foreign)) } else { String::new() };
+    let others = if *foreign > 0 {
+        format!(", {} with other processes", bytes_needed(*foreign))
+    } else {
+        String::new()
+    };
     let ended =
         if outcome == Reason::OutOfMemory.as_str() { "ran out of memory".to_owned() } else { safe(outcome) };
     let longest =
@@ -99,9 +102,9 @@ fn attempt(attempt: &Attempt) -> String {
         "{at}  {worker} ran {} from number {item} on,{longest} with {company}. It asked {device} for {}; free were {} of \
          {}{others}: {ended}.",
         counted((*items).into(), "item"),
-        bytes(*asked),
-        bytes(*free),
-        bytes(*total),
+        bytes_needed(*asked),
+        bytes_free(*free),
+        bytes_free(*total),
     )
 }
 
@@ -123,7 +126,7 @@ fn what_would_fit(letter: &DeadLetter) -> Option<String> {
     let of_cost = known(cost).map(|cost| format!(", of cost {cost},")).unwrap_or_default();
     Some(format!(
         "Item {item}{of_cost} runs alone on a device with {} free beside the model's weights ({needs} bytes).",
-        bytes(needs)
+        bytes_needed(needs)
     ))
 }
 
@@ -283,6 +286,26 @@ mod tests {
             "2023-11-14T22:13:20Z, w1, version 0.1.0: out-of-memory.",
             "Item 3, of cost 512, runs alone on a device with 900.0 MiB free beside the model's weights (943718400 bytes).",
             &format!("vramq dlq retry --model minilm {}", letter.fingerprint()),
+        ] {
+            assert!(shown.contains(part), "no {part:?} in {shown}");
+        }
+    }
+
+    /// As in the text of the worker that ran it: what it needs is enough, and what is free is there.
+    #[test]
+    fn needs_are_rounded_up_and_what_was_free_is_rounded_down() {
+        let letter = written("job-9", Reason::OutOfMemory, |table| {
+            let attempt = Attempt { outcome: "out-of-memory".to_owned(), items: 1, ..Attempt::default() };
+            let attempt = Attempt { asked: 2_543_360, free: 2_086_000, total: 10 * MIB - 1, ..attempt };
+            JobHeaders { history: vec![attempt], attempt: 1, ..JobHeaders::default() }.write(table);
+            let requirement = MinimumRequirement { item: 3, cost: 512, needs_bytes: 2_543_360 };
+            let letter = vramq_schemas::DeadLetter::read(table).unwrap();
+            vramq_schemas::DeadLetter { requirement: Some(requirement), ..letter }.write(table);
+        });
+        let shown = text(&letter);
+        for part in [
+            "for 2.5 MiB; free were 1.9 MiB of 9.9 MiB",
+            "with 2.5 MiB free beside the model's weights (2543360",
         ] {
             assert!(shown.contains(part), "no {part:?} in {shown}");
         }

@@ -52,6 +52,27 @@ pub fn bytes(bytes: u64) -> String {
     }
 }
 
+/// A size that is needed or held, rounded up to a tenth of a suitable unit: so much is enough.
+pub fn bytes_needed(bytes: u64) -> String {
+    in_tenths(bytes, u128::div_ceil)
+}
+
+/// A size that is free, or the whole that it is a part of, rounded down: what does not fit never reads as if it did.
+pub fn bytes_free(bytes: u64) -> String {
+    in_tenths(bytes, |tenths, unit| tenths / unit)
+}
+
+fn in_tenths(bytes: u64, divided: impl Fn(u128, u128) -> u128) -> String {
+    let (unit, name) = match bytes {
+        0..1024 => return format!("{bytes} B"),
+        1024..1_048_576 => (1 << 10, "KiB"),
+        1_048_576..1_073_741_824 => (1 << 20, "MiB"),
+        _ => (1 << 30, "GiB"),
+    };
+    let tenths = divided(u128::from(bytes) * 10, unit);
+    format!("{}.{} {name}", tenths / 10, tenths % 10)
+}
+
 /// `1 letter`, `2 letters`.
 pub fn counted(count: u64, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU16;
 
-use vramq_core::units::Mib;
+use vramq_core::units::{FreeMib, Mib};
 
 /// The default part of the machine's memory for bodies, after the CPU device has its own. A decoded job takes about as much again as its
 /// body, and so do its replies.
@@ -48,7 +48,7 @@ impl fmt::Display for TooLittle {
         write!(
             f,
             "leaves {} for jobs, and one job of each model may take {}: raise it, or lower body_mib_max",
-            Mib(host_memory),
+            FreeMib(host_memory),
             Mib(one_each)
         )
     }

@@ -68,7 +68,7 @@ pub(super) fn with_credentials(
     credentials: Credentials,
 ) -> Option<Address> {
     let report = |faults: Vec<InvalidCredentials>| {
-        for InvalidCredentials { field, what } in faults {
+        for InvalidCredentials { field, what, .. } in faults {
             values.fault(format!("{prefix}{field}"), what);
         }
     };

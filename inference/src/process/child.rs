@@ -140,7 +140,7 @@ impl Child {
         let not_started = |error| {
             let program = spec.command.first().cloned().unwrap_or_default();
             // For a script without its interpreter the system also reports "no such file", so the exact fault is looked up.
-            let error = program::fault(Path::new(&program)).unwrap_or(error);
+            let error = program::fault(Path::new(&program)).map_or(error, |fault| fault.what);
             StartError::Program { program, error }
         };
         let pid = match reported.await {

@@ -9,10 +9,12 @@ use toml::{Table, Value};
 
 use super::cost::Unit;
 use super::need::Declared;
-use super::program;
+use super::program::{self, Unusable};
 use super::protocol::PASS_ITEMS_MAX;
 use super::reader::Reader;
 use super::rule::{Consequence, Rule};
+use super::shell;
+use super::template::Template;
 
 /// More processes on one device hardly ever have something to do: passes of one device share it.
 pub const INSTANCES_MAX: usize = 64;
@@ -135,6 +137,21 @@ impl ProcessConfig {
     /// # Errors
     /// All faults. The program itself must exist and be executable, and so must the interpreter of a script.
     pub fn read(name: &str, table: Table, place: &Place) -> Result<Self, Vec<Fault>> {
+        match Self::read_for_any_machine(name, table, place)? {
+            (config, absent) if absent.is_empty() => Ok(config),
+            (_, absent) => Err(absent),
+        }
+    }
+
+    /// The same for a configuration that may be for another machine. Also returns the files and folders that this one lacks.
+    ///
+    /// # Errors
+    /// All faults, and with them what this machine lacks.
+    pub fn read_for_any_machine(
+        name: &str,
+        table: Table,
+        place: &Place,
+    ) -> Result<(Self, Vec<Fault>), Vec<Fault>> {
         let mut reader = Reader::new(format!("model.{name}"), table);
         let _ = reader.text("engine");
         let folder = reader.path("folder").unwrap_or_else(|| place.folder.clone());
@@ -165,11 +182,13 @@ impl ProcessConfig {
         for (key, folder) in [("folder", &config.folder), ("scratch", &config.scratch)] {
             if !folder.is_absolute() {
                 reader.fault(key, format!("is {folder:?}; it must be an absolute path"));
+            } else if !folder.exists() {
+                reader.absent(key, format!("is {folder:?}, which is not a folder"));
             } else if !folder.is_dir() {
                 reader.fault(key, format!("is {folder:?}, which is not a folder"));
             }
         }
-        reader.finish().map(|()| config)
+        reader.finish().map(|absent| (config, absent))
     }
 }
 
@@ -188,8 +207,8 @@ fn command(reader: &mut Reader) -> Vec<String> {
     if !path.is_absolute() {
         let what = "its program must be an absolute path: what PATH finds differs between machines";
         reader.fault("command", format!("starts with {path:?}; {what}"));
-    } else if let Some(what) = program::fault(path) {
-        reader.fault("command", what);
+    } else if let Some(Unusable { what, is_absent }) = program::fault(path) {
+        if is_absent { reader.absent("command", what) } else { reader.fault("command", what) }
     }
     if command.iter().any(|argument| argument.contains('\0')) {
         reader.fault("command", "has a NUL character");
@@ -221,9 +240,12 @@ fn mode(reader: &mut Reader, command: &[String]) -> Mode {
             }
             reader.absorb(once);
             for argument in command {
-                if let Err(what) = super::template::Template::parse(argument) {
+                if let Err(what) = Template::parse(argument) {
                     reader.fault("command", what);
                 }
+            }
+            if let Some(what) = shell::script_of_jobs(command) {
+                reader.fault("command", what);
             }
             Mode::Once(read)
         }
@@ -281,7 +303,12 @@ fn revision_files(reader: &mut Reader, folder: &Path) -> Vec<PathBuf> {
     let named = reader.texts("revision_files").unwrap_or_default();
     let files: Vec<PathBuf> = named.iter().map(|file| folder.join(file)).collect();
     for file in files.iter().filter(|file| !file.is_file()) {
-        reader.fault("revision_files", format!("names {file:?}, which is not a file"));
+        let what = format!("names {file:?}, which is not a file");
+        if file.exists() {
+            reader.fault("revision_files", what);
+        } else {
+            reader.absent("revision_files", what);
+        }
     }
     files
 }

@@ -43,6 +43,7 @@ mod revision_watch;
 pub mod rule;
 pub mod scratch;
 mod shared_snapshot;
+mod shell;
 pub mod stderr;
 mod steps;
 mod template;

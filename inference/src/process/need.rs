@@ -18,7 +18,7 @@ const PEAKS_BELIEVED: usize = 3;
 const MEASURED_EVERY: u64 = 64;
 
 /// After so many passes in a row whose measurement told nothing, a bucket is measured so seldom, too.
-const MISSED_MAX: u32 = 3;
+const MISSED_MAX: u32 = 16;
 
 /// The need is estimated for costs up to this many times the largest measured one. A pass with a larger cost runs alone.
 const EXTRAPOLATED: f64 = 2.0;
@@ -301,7 +301,8 @@ mod tests {
             };
             (0..passes).filter(pass).count()
         };
-        assert_eq!([measured(3), measured(MEASURED_EVERY * 3)], [3, 3]);
+        let tries = MISSED_MAX as usize;
+        assert_eq!([measured(tries as u64), measured(MEASURED_EVERY * 3)], [tries, 3]);
         // Once one could be measured, so can the next ones.
         seen.took(8.0, MIB);
         assert!(seen.should_measure(8.0));

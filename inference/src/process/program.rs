@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -10,25 +10,40 @@ use std::path::{Path, PathBuf};
 /// Bytes of a script that Linux reads to find its interpreter (`BINPRM_BUF_SIZE`).
 const FIRST_LINE_BYTES_MAX: u64 = 256;
 
+/// Why a program cannot be started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unusable {
+    pub what: String,
+    /// Whether the program, or its interpreter, does not exist on this machine.
+    pub is_absent: bool,
+}
+
 /// Why the program cannot be started.
-pub(super) fn fault(program: &Path) -> Option<String> {
+pub(super) fn fault(program: &Path) -> Option<Unusable> {
+    let unusable = |what, is_absent| Some(Unusable { what, is_absent });
     match is_executable(program) {
-        Err(error) => return Some(format!("the program {program:?} cannot be used: {error}")),
-        Ok(false) => return Some(format!("{program:?} is not an executable file")),
+        Err(error) => {
+            return unusable(format!("the program {program:?} cannot be used: {error}"), is_absent(&error));
+        }
+        Ok(false) => return unusable(format!("{program:?} is not an executable file"), false),
         Ok(true) => {}
     }
     let interpreter = interpreter(program)?;
-    let what = match is_executable(&interpreter) {
-        Err(error) => error.to_string(),
-        Ok(false) => "it is not an executable file".to_owned(),
+    let (what, is_absent) = match is_executable(&interpreter) {
+        Err(error) => (error.to_string(), is_absent(&error)),
+        Ok(false) => ("it is not an executable file".to_owned(), false),
         Ok(true) => return None,
     };
-    Some(format!(
-        "the script {program:?} needs the interpreter {interpreter:?}, which cannot be used: {what}"
-    ))
+    let what =
+        format!("the script {program:?} needs the interpreter {interpreter:?}, which cannot be used: {what}");
+    unusable(what, is_absent)
 }
 
-fn is_executable(file: &Path) -> std::io::Result<bool> {
+fn is_absent(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
+}
+
+fn is_executable(file: &Path) -> io::Result<bool> {
     let metadata = file.metadata()?;
     Ok(metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
 }
@@ -67,7 +82,8 @@ mod tests {
             ("#!/bin/sh\r\ntrue\r\n", "\"/bin/sh\\r\""),
             ("#!/etc/passwd\n", "\"/etc/passwd\""),
         ] {
-            let fault = fault_of(text).unwrap();
+            let Unusable { what: fault, is_absent } = fault_of(text).unwrap();
+            assert_eq!(is_absent, interpreter != "\"/etc/passwd\"", "{fault}");
             let named = format!("needs the interpreter {interpreter}, which cannot be used: ");
             assert!(fault.contains(&named), "{fault}");
         }

@@ -17,15 +17,22 @@ pub(super) struct Reader {
     table: Table,
     known: Vec<&'static str>,
     faults: Vec<Fault>,
+    /// Files and folders that this machine lacks, of this table alone.
+    absent: Vec<Fault>,
 }
 
 impl Reader {
     pub fn new(path: String, table: Table) -> Self {
-        Self { path, table, known: Vec::new(), faults: Vec::new() }
+        Self { path, table, known: Vec::new(), faults: Vec::new(), absent: Vec::new() }
     }
 
     pub fn fault(&mut self, key: &str, what: impl Into<String>) {
         self.faults.push(Fault { key: format!("{}.{key}", self.path), what: what.into() });
+    }
+
+    /// Adds a file or folder that does not exist on this machine, but may on another.
+    pub fn absent(&mut self, key: &str, what: impl Into<String>) {
+        self.absent.push(Fault { key: format!("{}.{key}", self.path), what: what.into() });
     }
 
     /// Adds a fault, unless the key has one already because its value was wrong and read as absent.
@@ -129,13 +136,14 @@ impl Reader {
         }
     }
 
-    /// Ends the reading. The remaining keys are unknown.
-    pub fn finish(mut self) -> Result<(), Vec<Fault>> {
+    /// Ends the reading. The remaining keys are unknown. Returns the files and folders that this machine lacks; with a fault they are faults,
+    /// too.
+    pub fn finish(mut self) -> Result<Vec<Fault>, Vec<Fault>> {
         let unknown: Vec<String> = self.table.keys().cloned().collect();
         let known = self.known.join(", ");
         for key in unknown {
             self.fault(&key, format!("is not a known key; there are {known}"));
         }
-        if self.faults.is_empty() { Ok(()) } else { Err(self.faults) }
+        if self.faults.is_empty() { Ok(self.absent) } else { Err([self.faults, self.absent].concat()) }
     }
 }

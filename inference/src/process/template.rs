@@ -65,6 +65,11 @@ impl Template {
         Ok(Self(pieces))
     }
 
+    /// Whether it has parameters of the job.
+    pub fn has_params(&self) -> bool {
+        self.0.iter().any(|piece| matches!(piece, Piece::Param(_)))
+    }
+
     pub fn has_output(&self) -> bool {
         self.0.contains(&Piece::Output)
     }

@@ -104,7 +104,8 @@ async fn the_worker_ends_the_group_of_a_killed_keeper() {
     // SAFETY: a number of a process of this test's own.
     unsafe { libc::kill(parent(process), libc::SIGKILL) };
     let (_, end) = pass.finish().await;
-    assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
+    // Or it was killed before the pass had begun.
+    assert!(matches!(end, PassEnd::Crashed { .. } | PassEnd::NotRun { .. }), "{end:?}");
     assert!(!is_alive(stranger) && !is_alive(process));
     assert!(!group.exists());
     assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);

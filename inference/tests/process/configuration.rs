@@ -135,6 +135,55 @@ fn the_program_must_be_there() {
     }
 }
 
+/// A shell would run what a job writes into its script.
+#[test]
+fn parameters_of_jobs_are_no_part_of_a_shells_script() {
+    let read_command = |command: &[&str]| read(&format!("command = {command:?}\nmode = \"once\""));
+    for command in [
+        &["/bin/sh", "-c", "convert -resize {params.width} {input} {output}"][..],
+        &["/bin/sh", "-ec", "echo {params.width}"],
+        &["/bin/sh", "-o", "errexit", "-c", "echo {params.width}"],
+        &["/bin/sh", "-c", "-e", "echo {params.width}"],
+        &["/usr/bin/env", "bash", "--norc", "-c", "echo \"{params.width}\""],
+    ] {
+        let faults = read_command(command).unwrap_err();
+        assert!(faults.len() == 1, "{command:?}: {faults:?}");
+        assert!(faults[0].contains("jobs could run any command"), "{command:?}: {faults:?}");
+    }
+    for command in [
+        &["/bin/sh", "-c", "convert -resize \"$1\" {input} {output}", "sh", "{params.width}"][..],
+        &["/bin/sh", "-c", "echo {{params.width}}"],
+        &["/bin/sh", "script.sh", "-c", "{params.width}"],
+        &["/bin/cat", "-c", "{params.width}"],
+    ] {
+        assert!(read_command(command).is_ok(), "{command:?}");
+    }
+}
+
+/// The program may be there on the machine that the configuration is for.
+#[test]
+fn what_this_machine_lacks_is_told_from_what_is_wrong() {
+    let read = |text: &str| {
+        let place = Place { folder: "/tmp".into(), scratch: "/tmp".into() };
+        let read = ProcessConfig::read_for_any_machine("m", text.parse().unwrap(), &place);
+        read.map(|(_, absent)| absent.into_iter().map(|fault| fault.key).collect::<Vec<_>>())
+    };
+    let absent = read(
+        r#"
+        command = ["/no/such/program"]
+        folder = "/no/such/folder"
+        scratch = "/no/such/scratch"
+        revision_files = ["no-such.bin"]
+        "#,
+    );
+    let keys = ["command", "revision_files", "folder", "scratch"].map(|key| format!("model.m.{key}"));
+    assert_eq!(absent.unwrap(), keys);
+    assert_eq!(read("command = [\"/bin/cat\"]").unwrap(), [""; 0]);
+    // With a fault all of them are faults.
+    let faults = read("command = [\"/no/such/program\"]\nfolder = \"/etc/passwd\"").unwrap_err();
+    assert_eq!(faults.len(), 2, "{faults:?}");
+}
+
 #[test]
 fn the_page_says_what_may_be_set() {
     let page = std::fs::read_to_string(repository().join("docs/process-models.md")).unwrap();

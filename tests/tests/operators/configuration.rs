@@ -46,6 +46,23 @@ async fn all_faults_come_at_once(_: &mut TestEnv) -> Result<()> {
         &elsewhere.stderr,
         &["model.m.path: is \"/no/such/folder\", which is not a folder on this machine"],
     )?;
+    let program = [
+        "model.p.engine=process",
+        "model.p.command=['/no/such/program']",
+        "model.p.revision_files=['no-such.bin']",
+        "broker.url=amqps://me@rabbit/v",
+        "broker.ca=/no/such/ca.pem",
+        "broker.password_file=/no/such/password",
+    ];
+    let elsewhere = run("check-config", &program).await?;
+    ensure!(elsewhere.code == Some(0), "{elsewhere:?}");
+    let keys = ["model.p.command", "model.p.revision_files", "broker.ca", "broker.password_file"];
+    has_all(&elsewhere.stderr, &keys)?;
+    for subcommand in ["run", "doctor"] {
+        let ended = run(subcommand, &program).await?;
+        ensure!(ended.code == Some(2), "{subcommand}: {ended:?}");
+        has_all(&ended.stderr, &keys)?;
+    }
     let nothing = run("check-config", &[]).await?;
     ensure!(nothing.code == Some(2), "{nothing:?}");
     let mut file = command("vramq-worker")?;

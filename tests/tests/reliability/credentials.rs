@@ -132,18 +132,14 @@ async fn a_secret_that_is_exposed_or_missing(env: &mut TestEnv) -> Result<()> {
     worker.drain().await?;
 
     std::fs::remove_file(&file)?;
-    let mut check = command("vramq-worker")?;
-    check.args([
-        "check-config",
-        "--set",
-        settings[0],
-        "--set",
-        settings[1],
-        "--set",
-        "model.echo.engine=echo",
-    ]);
-    let ended = run_to_end(check).await?;
-    ensure!(ended.code == Some(2) && ended.stderr.contains("broker.password_file"), "{ended:?}");
+    for (subcommand, code) in [("check-config", 0), ("run", 2)] {
+        let mut command = command("vramq-worker")?;
+        let sets = [settings[0], settings[1], "model.echo.engine=echo"];
+        command.arg(subcommand).args(sets.iter().flat_map(|set| ["--set", *set]));
+        let ended = run_to_end(command).await?;
+        ensure!(ended.code == Some(code), "{subcommand}: {ended:?}");
+        ensure!(ended.stderr.contains("broker.password_file"), "{subcommand}: {ended:?}");
+    }
     let mut status = command("vramq")?;
     status.args(["status", "--broker-url", &url, "--broker-password-file"]).arg(&file);
     let ended = run_to_end(status).await?;

@@ -9,7 +9,7 @@ use crate::device::OutOfMemory;
 use crate::ids::{ItemIndex, JobKey};
 use crate::observation::Cause;
 use crate::rejection::Rejection;
-use crate::units::Mib;
+use crate::units::{FreeMib, Mib};
 
 /// How often a job waits for memory that other processes hold, before it is dead-lettered. With the waits of `backoff.rs` that is about
 /// three minutes, enough for the short peak of another process.
@@ -296,8 +296,8 @@ fn explanation(item: ItemIndex, pass: &PassFacts<'_>, oom: &OutOfMemory, said: &
     let mut text = format!(
         "out of memory at batch 1: item {item}{of_cost} asked for {} alone on {device}, which has {} free of {}",
         Mib(asked),
-        Mib(free),
-        Mib(total)
+        FreeMib(free),
+        FreeMib(total)
     );
     if foreign > 0 {
         text += &format!("; other processes hold {}", Mib(foreign));

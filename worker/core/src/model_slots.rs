@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::settings::{ModelFacts, UNKNOWN_BYTES};
 use crate::slot_controller::SlotController;
-use crate::units::Mib;
+use crate::units::FreeMib;
 
 /// How long after its last job a model keeps its slots, so that a load with pauses does not lend and take back all the time.
 const NEEDED_FOR: Duration = Duration::from_secs(30);
@@ -131,7 +131,7 @@ fn is_known(model: &ModelFacts) -> bool {
 }
 
 fn log_change(model: &str, before: u16, after: u16, free: u64) {
-    let free = Mib(free);
+    let free = FreeMib(free);
     if after == before {
         return;
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU16;
 
 use crate::device::PassShape;
-use crate::units::Mib;
+use crate::units::{FreeMib, Mib};
 
 /// Bytes of a pass or job of which nothing is known yet. Its pass gets the whole device.
 pub const UNKNOWN_BYTES: u64 = u64::MAX;
@@ -98,14 +98,14 @@ impl fmt::Display for DoesNotFit {
         write!(
             f,
             "no job fits: {} free after {} of weights, minus {} reserve",
-            Mib(inputs.free),
+            FreeMib(inputs.free),
             Mib(inputs.weights),
             Mib(inputs.reserve)
         )?;
         if inputs.models > 1 {
             write!(f, ", shared by {} models", inputs.models)?;
         }
-        write!(f, ", leaves {}; one job needs ", Mib(inputs.share()))?;
+        write!(f, ", leaves {}; one job needs ", FreeMib(inputs.share()))?;
         if inputs.per_job == UNKNOWN_BYTES {
             return write!(
                 f,

@@ -43,7 +43,7 @@ pub fn main() -> ! {
             Some(gpus) => on_several(&config, gpus, supervisor::one_after_the_other),
             None => diagnose(&config, json),
         }),
-        Command::CheckConfig(options) => prepare(&options).and_then(|(config, _)| {
+        Command::CheckConfig(options) => read(&options).and_then(|(config, _)| {
             for lacking in config.lacking() {
                 tell(&lacking.to_string());
             }
@@ -72,7 +72,14 @@ fn end(exit: Exit, failure: Option<String>) -> ! {
     unsafe { libc::_exit(exit as i32) }
 }
 
+/// Reads a configuration that is used on this machine.
 fn prepare(options: &Options) -> Result<(Config, Logs), Box<dyn std::error::Error>> {
+    let (config, logs) = read(options)?;
+    Ok((config.on_this_machine()?, logs))
+}
+
+/// Reads a configuration, which may be for another machine, and starts the log.
+fn read(options: &Options) -> Result<(Config, Logs), Box<dyn std::error::Error>> {
     let gpu = options.gpu.as_ref().map(|gpu| gpu.ordinal);
     let logs = start_log(&options.log, options.log_format, gpu)
         .map_err(|error| format!("--log (VRAMQ_LOG): {error}"))?;

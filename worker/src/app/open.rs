@@ -187,9 +187,9 @@ fn load_all(
     Ok(models)
 }
 
-/// Logs how many slots the host's memory allows each model.
+/// Logs how many slots the host's memory allows each model that it allows fewer than the configuration.
 fn log_host_slots(config: &Config) {
-    for (model, slots) in config.models.iter().zip(&config.host_slots) {
+    for (model, slots) in config.limited_by_host() {
         let (host_memory, body_max) = (Mib(config.host_memory), Mib(model.body_max));
         let held = Mib(model.body_max.saturating_mul(slots.get().into()));
         let (model, configured) = (&model.name, model.slots_max);

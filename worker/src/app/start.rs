@@ -11,7 +11,7 @@ use vramq_core::Core;
 use vramq_core::admission::Budget;
 use vramq_core::ids::ExecutorIndex;
 use vramq_core::settings::{Settings, UNKNOWN_BYTES};
-use vramq_core::units::Mib;
+use vramq_core::units::{FreeMib, Mib};
 use vramq_program::Logs;
 
 use super::exit::Exit;
@@ -81,7 +81,7 @@ pub(super) fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, 
             UNKNOWN_BYTES => "unknown".to_owned(),
             bytes => Mib(bytes).to_string(),
         };
-        let free = Mib(fit.inputs.free);
+        let free = FreeMib(fit.inputs.free);
         tracing::info!(model = model.name, slots, %weights, %per_job, %free, "model loaded");
     }
     let observability = Observability { identity, board, metrics, logs, spans };

@@ -54,8 +54,9 @@ pub(super) fn broker(mut section: Section) -> Option<BrokerConfig> {
     let url =
         section.take::<String>("url").unwrap_or_else(|| "amqp://guest:guest@localhost:5672/%2f".to_owned());
     let url = url.parse::<Address>().map_err(|e| section.fault("url", e.to_string())).ok();
+    let has_ca = section.has("ca");
     let ca = certificates(&mut section);
-    if ca.is_some() && url.as_ref().is_some_and(|url| !url.is_tls()) {
+    if has_ca && url.as_ref().is_some_and(|url| !url.is_tls()) {
         section.fault("ca", "has no effect without an amqps:// URL");
     }
     let credentials = Credentials {
@@ -65,10 +66,15 @@ pub(super) fn broker(mut section: Section) -> Option<BrokerConfig> {
     };
     let url = url.map(|url| ca.into_iter().fold(url, Address::trusting));
     let url = url.and_then(|url| {
-        let report = |faults: Vec<InvalidCredentials>| {
-            faults.into_iter().for_each(|fault| section.fault(fault.field, fault.what));
+        let faults = match url.clone().with_credentials(credentials) {
+            Ok(url) => return Some(url),
+            Err(faults) => faults,
         };
-        url.with_credentials(credentials).map_err(report).ok()
+        let is_usable = faults.iter().all(|fault| fault.is_absent);
+        for InvalidCredentials { field, what, is_absent } in faults {
+            if is_absent { section.absent(field, what) } else { section.fault(field, what) }
+        }
+        is_usable.then_some(url)
     });
     let queue_type = match section.take::<String>("queue_type").as_deref() {
         None | Some("quorum") => QueueType::Quorum,
@@ -91,12 +97,12 @@ pub(super) fn broker(mut section: Section) -> Option<BrokerConfig> {
 /// The text of the file with a private authority's certificates.
 fn certificates(section: &mut Section) -> Option<String> {
     let file = section.take::<String>("ca")?;
-    let fault = match read_text(Path::new(&file)) {
+    match read_text(Path::new(&file)) {
         Ok(pem) if pem.contains("-----BEGIN CERTIFICATE-----") => return Some(pem),
-        Ok(_) => format!("is {file}, which holds no certificate in PEM"),
-        Err(what) => format!("is {file}, which {what}"),
-    };
-    section.fault("ca", fault);
+        Ok(_) => section.fault("ca", format!("is {file}, which holds no certificate in PEM")),
+        Err(what) if !Path::new(&file).exists() => section.absent("ca", format!("is {file}, which {what}")),
+        Err(what) => section.fault("ca", format!("is {file}, which {what}")),
+    }
     None
 }
 

@@ -74,6 +74,8 @@ pub struct Config {
     pub callers_max: usize,
     /// At least one.
     pub models: Vec<ModelConfig>,
+    /// Files and folders that do not exist on this machine. The configuration leaves them out, so it is only to be checked.
+    pub absent: Vec<ConfigFault>,
 }
 
 /// When the worker restarts because the device is nearly full.
@@ -155,7 +157,25 @@ impl Config {
             let what = format!("{what}: no worker can start there");
             Some(ConfigFault { key: format!("model.{}.path", model.name), what })
         };
-        self.models.iter().filter_map(folder).chain(self.device.more_than_machine()).collect()
+        let absent = self.absent.iter().map(|ConfigFault { key, what }| {
+            let what = format!("{what}: no worker can start on this machine");
+            ConfigFault { key: key.clone(), what }
+        });
+        absent.chain(self.models.iter().filter_map(folder)).chain(self.device.more_than_machine()).collect()
+    }
+
+    /// The models that have fewer slots than `slots_max` because of the host's memory, and how many these have.
+    pub fn limited_by_host(&self) -> impl Iterator<Item = (&ModelConfig, NonZeroU16)> {
+        let slots = self.models.iter().zip(self.host_slots.iter().copied());
+        slots.filter(|(model, slots)| *slots < model.slots_max)
+    }
+
+    /// The configuration, to be used on this machine.
+    ///
+    /// # Errors
+    /// The files and folders that it names and this machine lacks. Models' folders are not among them: loading the models reports these.
+    pub fn on_this_machine(self) -> Result<Self, Invalid> {
+        if self.absent.is_empty() { Ok(self) } else { Err(Invalid(self.absent)) }
     }
 
     /// Reads a configuration from a file's text and `KEY = value` pairs that override it, in their order. Keys such as `broker.url` are
@@ -195,9 +215,10 @@ impl Config {
         let folder = std::path::absolute(folder).unwrap_or_default();
         let place = Place { folder, scratch: std::env::temp_dir() };
         let config = read::config(Section::root(table, faults.clone()), &place);
+        let absent = faults.absent();
         let faults = faults.into_vec();
         match config {
-            Some(config) if faults.is_empty() => Ok(config),
+            Some(config) if faults.is_empty() => Ok(Self { absent, ..config }),
             _ => Err(Invalid(faults)),
         }
     }

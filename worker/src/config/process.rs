@@ -43,8 +43,11 @@ pub(super) fn engine(name: &str, key: &str, section: Section, place: &Place) -> 
     if let Some(Value::Table(vram)) = table.get_mut("vram") {
         NOT_TEXTS_OF_VRAM.into_iter().for_each(|key| as_toml(vram, key));
     }
-    match ProcessConfig::read(name, table, place) {
-        Ok(config) => {
+    match ProcessConfig::read_for_any_machine(name, table, place) {
+        Ok((config, absent)) => {
+            for Fault { key, what } in absent {
+                faults.add_absent(key, what);
+            }
             for (at, rule) in config.rules.iter().enumerate() {
                 let Consequence::To(to) = &rule.then else { continue };
                 let fault = |what: String| faults.add(format!("model.{name}.rule[{at}].to"), what);

@@ -165,6 +165,7 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
         publishers,
         callers_max,
         models,
+        absent: Vec::new(),
     })
 }
 

@@ -29,6 +29,8 @@ pub struct Faults {
     found: Rc<RefCell<Vec<Fault>>>,
     /// Things that this machine lacks.
     missing: Rc<RefCell<Vec<Fault>>>,
+    /// Files and folders that do not exist on this machine.
+    absent: Rc<RefCell<Vec<Fault>>>,
     /// The dotted paths of the keys that were asked for, whether they were set or not.
     asked: Rc<RefCell<BTreeSet<String>>>,
 }
@@ -44,6 +46,17 @@ impl Faults {
         self.missing.borrow_mut().push(Fault { key: key.into(), what: what.into() });
     }
 
+    /// Adds a file or folder that does not exist on this machine, but may on another: a note for checks of the configuration, and a fault
+    /// for all other commands.
+    pub fn add_absent(&self, key: impl Into<String>, what: impl Into<String>) {
+        self.absent.borrow_mut().push(Fault { key: key.into(), what: what.into() });
+    }
+
+    /// The files and folders that do not exist on this machine.
+    pub fn absent(&self) -> Vec<Fault> {
+        self.absent.borrow().clone()
+    }
+
     /// The dotted paths of the keys that a value was asked of.
     pub fn asked(&self) -> BTreeSet<String> {
         self.asked.borrow().clone()
@@ -52,6 +65,7 @@ impl Faults {
     pub fn into_vec(self) -> Vec<Fault> {
         let mut faults = self.found.take();
         if !faults.is_empty() {
+            faults.append(&mut self.absent.borrow_mut());
             faults.append(&mut self.missing.borrow_mut());
         }
         faults
@@ -79,6 +93,11 @@ impl Section {
 
     pub fn fault(&self, key: &str, what: impl Into<String>) {
         self.faults.add(self.key(key), what);
+    }
+
+    /// Adds a file or folder that does not exist on this machine, but may on another.
+    pub fn absent(&self, key: &str, what: impl Into<String>) {
+        self.faults.add_absent(self.key(key), what);
     }
 
     /// Whether the key was set.

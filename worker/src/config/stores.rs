@@ -110,6 +110,13 @@ fn cloud(section: &mut Section, prefix: Option<&Url>, timeout: Duration) -> Opti
     }
     match CloudStore::open(prefix, &options) {
         Ok(store) => Some(Arc::new(store)),
+        Err(invalid)
+            if invalid.key == "secret_file"
+                && options.secret_file.as_ref().is_some_and(|file| !file.exists()) =>
+        {
+            section.absent(invalid.key, invalid.what);
+            None
+        }
         Err(invalid) => {
             section.fault(invalid.key, invalid.what);
             None

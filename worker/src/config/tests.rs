@@ -178,6 +178,26 @@ fn what_no_worker_could_start_with_is_a_fault_at_once() {
 }
 
 #[test]
+fn host_memory_that_is_enough_limits_no_model() {
+    let limited = |mib: &str| {
+        let given = [
+            ("model.a.engine", "echo"),
+            ("model.a.slots_max", "2"),
+            ("model.b.engine", "echo"),
+            ("model.b.slots_max", "9"),
+            ("worker.host_memory_mib", mib),
+        ];
+        let config = Config::read(None, &pairs(&given)).unwrap();
+        let limited = config.limited_by_host().map(|(model, slots)| (model.name.clone(), slots.get()));
+        limited.collect::<Vec<_>>()
+    };
+    // Bodies of up to 16 MiB.
+    assert_eq!(limited("176"), []);
+    assert_eq!(limited("160"), [("b".to_owned(), 8)]);
+    assert_eq!(limited("32"), [("a".to_owned(), 1), ("b".to_owned(), 1)]);
+}
+
+#[test]
 fn a_device_of_more_memory_than_the_machine_has_is_no_fault_but_said() {
     let config = |mib: &str| {
         let given = pairs(&[("model.m.engine", "echo"), ("device.cpu.memory_mib", mib)]);
@@ -187,6 +207,63 @@ fn a_device_of_more_memory_than_the_machine_has_is_no_fault_but_said() {
     let lacking = config("4294967295").lacking();
     assert!(lacking.len() == 1 && lacking[0].key == "device.cpu.memory_mib", "{lacking:?}");
     assert!(lacking[0].what.starts_with("is 4294967295"), "{lacking:?}");
+}
+
+#[test]
+fn files_that_only_another_machine_may_have_are_notes_for_a_check_and_stop_a_worker() {
+    let rows = [
+        ("broker.ca", "/no/such/ca.pem"),
+        ("broker.certificate", "/no/such/worker.pem"),
+        ("broker.key", "/no/such/worker.key"),
+        ("broker.password_file", "/no/such/password"),
+        ("model.p.command", "['/no/such/program']"),
+        ("model.p.folder", "/no/such/folder"),
+        ("model.p.scratch", "/no/such/scratch"),
+        ("model.p.revision_files", "['no-such.bin']"),
+        ("store.s.secret_file", "/no/such/secret"),
+    ];
+    let others = [
+        ("broker.url", "amqps://me@rabbit/v"),
+        ("model.p.engine", "process"),
+        ("store.s.url", "s3://bucket"),
+        ("store.s.endpoint", "http://minio:9000"),
+        ("store.s.region", "eu-central-1"),
+        ("store.s.access_key_id", "id"),
+    ];
+    let given = pairs(&[&others[..], &rows].concat());
+    let config = Config::read(None, &given).unwrap();
+    let mut noted: Vec<_> = config.lacking().into_iter().map(|fault| fault.key).collect();
+    noted.sort_unstable();
+    let mut expected = rows.map(|(key, _)| key);
+    expected.sort_unstable();
+    assert_eq!(noted, expected);
+    let Invalid(faults) = config.on_this_machine().unwrap_err();
+    assert_eq!(faults.len(), rows.len(), "{faults:?}");
+    // With a fault, all come at once.
+    let Invalid(faults) =
+        Config::read(None, &[&given[..], &pairs(&[("typo", "1")])[..]].concat()).unwrap_err();
+    assert_eq!(faults.len(), rows.len() + 1, "{faults:?}");
+}
+
+#[test]
+fn what_is_there_but_wrong_is_a_fault_of_every_check() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    for key in ["broker.ca", "broker.key", "broker.certificate", "model.p.folder"] {
+        let given = pairs(&[
+            ("broker.url", "amqps://me@rabbit/v"),
+            ("broker.key", "/no/such/key"),
+            ("broker.certificate", "/no/such/certificate"),
+            ("model.p.engine", "process"),
+            ("model.p.command", "['/bin/sh']"),
+            (key, path),
+        ]);
+        let Invalid(faults) = Config::read(None, &given).unwrap_err();
+        assert!(faults.iter().any(|fault| fault.key == key), "{key}: {faults:?}");
+    }
+    let without_tls = pairs(&[("broker.ca", "/no/such/ca.pem"), ("model.m.engine", "echo")]);
+    let Invalid(faults) = Config::read(None, &without_tls).unwrap_err();
+    assert!(faults[0].key == "broker.ca" && faults[0].what.contains("amqps://"), "{faults:?}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdevice_attribute;
-use vramq_core::units::Mib;
+use vramq_core::units::{FreeMib, Mib};
 
 use super::context::{Context, Event, EventKind, Stream};
 use super::find::{Absent, Found, NotListed, Which, choose, find};
@@ -160,7 +160,7 @@ impl CudaDevice {
     fn tell(&self, cuda: i32) {
         let Found { name, product, uuid, .. } = self.found();
         let (major, minor) = self.capability();
-        let (free, total) = (Mib(self.memory().free), Mib(self.found().total));
+        let (free, total) = (FreeMib(self.memory().free), FreeMib(self.found().total));
         let context = self.context_cost().map_or_else(|| "unknown".to_owned(), |cost| Mib(cost).to_string());
         let Libraries { nvrtc, cublaslt } = self.libraries();
         let (nvrtc, cublaslt) = (nvrtc.is_ok(), cublaslt.is_ok());

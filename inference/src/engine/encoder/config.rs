@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
-use super::LoadError;
 use super::dense::DenseConfig;
 use super::families::{self, MlmHead, SCORE_MODULES, ScoreFunction, Spec};
 use super::modules::{MODULES, MODULES_TAKEN, Module, Pooling, Task};
@@ -16,6 +15,7 @@ use super::shards::{INDEX, Index, WEIGHTS};
 use super::sparse::SparseConfig;
 use super::text_config::{SENTENCE_FILES, SentenceFile, TOKENIZER_CONFIG, TextConfig, refuse_chat_template};
 use super::token_keys::TOKEN_FILES;
+use super::{LoadError, json};
 use crate::revision::RevisionHash;
 
 /// The sizes that the forward pass depends on.
@@ -345,7 +345,7 @@ pub(super) fn unsupported(path: &Path, found: String, takes: &str) -> LoadError 
 
 pub(super) fn required<T: DeserializeOwned>(path: &Path) -> Result<T, LoadError> {
     let text = fs::read(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
-    serde_json::from_slice(&text).map_err(|source| LoadError::Json { path: path.to_owned(), source })
+    json::parse(path, &text)
 }
 
 /// `None` if there is no such file.

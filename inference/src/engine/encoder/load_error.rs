@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use vramq_core::units::Mib;
+use vramq_core::units::{FreeMib, Mib};
 
 use super::cuda::KernelsError;
 use super::units::TypeUnavailable;
@@ -23,6 +23,13 @@ pub enum LoadError {
     #[error("parse {}", path.display())]
     Json {
         path: PathBuf,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("parse {}: the key `{key}`", path.display())]
+    JsonKey {
+        path: PathBuf,
+        key: String,
         #[source]
         source: serde_json::Error,
     },
@@ -48,7 +55,7 @@ pub enum LoadError {
     #[error(
         "the weights do not fit the device: they take {}, {} are free: {} are missing",
         Mib(.0.asked),
-        Mib(.0.free),
+        FreeMib(.0.free),
         Mib(.0.asked.saturating_sub(.0.free))
     )]
     OutOfMemory(OutOfMemory),

@@ -24,6 +24,7 @@ mod families;
 mod forward;
 mod head;
 mod hub;
+mod json;
 mod load_error;
 mod long_text;
 mod math;

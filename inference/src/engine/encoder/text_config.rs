@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::LoadError;
 use super::config::{null_as_default, optional, unsupported};
 use super::families::{Positions, Spec};
 use super::token_keys::TokenFiles;
 use super::tokenizer_class::{Class, TokenizerConfig};
+use super::{LoadError, json};
 
 /// The files in which sentence-transformers configures a transformer. The first one that exists and is not empty counts, as there.
 pub(super) const SENTENCE_FILES: [&str; 7] = [
@@ -253,9 +253,8 @@ impl TextConfig {
             ));
         }
         let files = TokenFiles::read(transformer, &own, &kwargs)?;
-        let own = own.into_iter().chain(kwargs.clone()).collect();
-        let mut tokenizer: TokenizerConfig = serde_json::from_value(Value::Object(own))
-            .map_err(|source| LoadError::Json { path: path.clone(), source })?;
+        let own: Map<String, Value> = own.into_iter().chain(kwargs.clone()).collect();
+        let mut tokenizer: TokenizerConfig = json::of_keys(&path, &own)?;
         if let Some(side) = tokenizer.truncation_side.as_ref().filter(|side| *side != "right") {
             return Err(unsupported(&path, format!("truncation_side `{side}`"), "`right`"));
         }

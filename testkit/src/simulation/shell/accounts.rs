@@ -5,7 +5,7 @@ use vramq_core::event::Source;
 use vramq_core::ids::JobKey;
 use vramq_core::observation::{Cause, End, Settled};
 use vramq_core::rejection::Rejection;
-use vramq_core::units::Mib;
+use vramq_core::units::{FreeMib, Mib};
 use vramq_schemas::headers::{DEVICE_LOST, PROCESS_LOST, WORKER_LOST};
 use vramq_schemas::topology::DELAYS_MS;
 use vramq_schemas::{Attempt, JobHeaders, MinimumRequirement, Reason};
@@ -290,7 +290,7 @@ impl Shell {
 fn wrong_requirement(needs: MinimumRequirement, last: &Attempt, error: &str) -> Option<&'static str> {
     let is_true =
         needs == MinimumRequirement { item: last.item, cost: last.longest, needs_bytes: last.asked };
-    let texts = [format!("item {}", last.item), Mib(last.asked).to_string(), Mib(last.free).to_string()];
+    let texts = [format!("item {}", last.item), Mib(last.asked).to_string(), FreeMib(last.free).to_string()];
     let is_told = texts.iter().all(|text| error.contains(text.as_str())) && error.contains(&last.device);
     let names_others = error.contains("other processes hold") == (last.foreign > 0);
     let is_for_larger = !error.contains("needs a device with") || last.asked > last.free + last.foreign;

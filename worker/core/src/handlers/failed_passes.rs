@@ -17,7 +17,7 @@ use crate::jobs::{Running, StopReason};
 use crate::observation::{Cause, Observation};
 use crate::rejection::Rejection;
 use crate::scheduling::InFlight;
-use crate::units::Mib;
+use crate::units::{FreeMib, Mib};
 
 impl Core {
     /// A pass failed: decides about each of its jobs that lacks an output.
@@ -185,7 +185,7 @@ impl Core {
             of_longest.map_or((None, None), |(job, _)| (job.id.as_ref(), job.trace_id.as_ref()));
         let item = of_longest.map(|(_, item)| item.0);
         let OutOfMemory { asked, free, total, foreign } = *oom;
-        let (asked, free, total, foreign) = (Mib(asked), Mib(free), Mib(total), Mib(foreign));
+        let (asked, free, total, foreign) = (Mib(asked), FreeMib(free), FreeMib(total), Mib(foreign));
         let PassFacts { device, items, jobs, longest, .. } = facts;
         let (name, cost) = (&model.name, told(pass.shape.cost));
         let said = Some(said).filter(|said| !said.is_empty());

@@ -10,7 +10,7 @@ use crate::device::Memory;
 use crate::event::Reading;
 use crate::ids::ModelIndex;
 use crate::timers::Timer;
-use crate::units::Mib;
+use crate::units::{FreeMib, Mib};
 
 impl Core {
     pub(crate) fn tick(&mut self, reading: &Reading) {
@@ -118,7 +118,7 @@ impl Core {
         if self.memory.is_under_pressure(reading, self.now.at) && !self.lifecycle.is_draining() {
             let Memory { free, total, foreign } = reading.memory;
             let (free, total, foreign, own) =
-                (Mib(free), Mib(total), Mib(foreign), Mib(reading.memory.own()));
+                (FreeMib(free), FreeMib(total), Mib(foreign), Mib(reading.memory.own()));
             tracing::error!(%own, %foreign, %free, %total, "the device stays nearly full: draining for a restart");
             self.lifecycle.restart();
             self.drain();

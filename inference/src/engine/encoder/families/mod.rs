@@ -27,9 +27,9 @@ use std::path::Path;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::LoadError;
 use super::config::Dims;
 use super::forward::{Linear, Norm};
+use super::{LoadError, json};
 use any_config::AnyConfig;
 
 pub(super) use classifier::{
@@ -202,8 +202,7 @@ struct ConfigFile<'a> {
 
 impl ConfigFile<'_> {
     fn parse<T: DeserializeOwned>(&self) -> Result<T, LoadError> {
-        serde_json::from_slice(&self.text)
-            .map_err(|source| LoadError::Json { path: self.path.to_owned(), source })
+        json::parse(self.path, &self.text)
     }
 
     fn refuse<T>(&self, found: String, takes: &str) -> Result<T, LoadError> {

@@ -5,9 +5,9 @@ use serde_json::{Map, Value};
 
 use super::rotary::RotaryConfig;
 use super::{Attention, ConfigFile, Design, FeedForward, Gate, Names, Positions, Sees, Spec, bert};
-use crate::engine::encoder::LoadError;
 use crate::engine::encoder::config::Dims;
 use crate::engine::encoder::forward::{Linear, Norm};
+use crate::engine::encoder::{LoadError, json};
 
 const NAMES: Names = Names {
     prefixes: &["nomic_bert.", "bert."],
@@ -127,8 +127,7 @@ impl Config {
                 keys.entry(name).or_insert(value);
             }
         }
-        serde_json::from_value(Value::Object(keys))
-            .map_err(|source| LoadError::Json { path: file.path.to_owned(), source })
+        json::of_keys(file.path, &keys)
     }
 }
 
