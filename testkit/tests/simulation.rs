@@ -53,10 +53,10 @@ const REGRESSIONS: &[(u64, &str)] = &[
 
 /// The length of a sabotaged history, and the number of seeds that must find a sabotage.
 const SABOTAGED: Micros = 30 * MINUTE;
-const SABOTAGE_SEEDS: u64 = 40;
+const SABOTAGE_SEEDS: u64 = 400;
 
 /// The number of histories with many large jobs and short turns.
-const OF_LARGE_JOBS: u64 = 10;
+const OF_LARGE_JOBS: u64 = 40;
 
 /// The number of histories of each kind of flood. So many find every deliberate fault of shares.
 const OF_FLOODS: u64 = 24;
