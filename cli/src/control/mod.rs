@@ -299,7 +299,7 @@ impl Responses {
             return true;
         }
         match how.expect {
-            Some(expected) => ended.count() >= expected,
+            Some(expected) => ended.count() + self.not_listening.len() >= expected,
             None => {
                 let has_ended = |(name, known): (&String, &Known)| {
                     known.has_answered() || self.not_listening.contains(name)

@@ -232,7 +232,8 @@ impl Runner<'_> {
         }
     }
 
-    /// Prepares the program of an item. A disk that does not answer counts as a program that cannot be started.
+    /// Prepares the program of an item. A disk that takes longer than an item may counts as full: the item may be too large for it, and
+    /// other jobs are not held up.
     async fn prepare(&self, item: &Item, params: &Map<String, Value>) -> Result<Prepared, PassEnd> {
         let preparation = Preparation {
             config: self.config.clone(),
@@ -244,10 +245,7 @@ impl Runner<'_> {
             params: params.clone(),
         };
         timeout(self.config.item, preparation.run(self.aside)).await.unwrap_or_else(|_| {
-            let limit = self.config.item.as_secs_f64();
-            let reason =
-                format!("to write the item to the scratch folder took longer than {limit} s (item_s)");
-            Err(PassEnd::NotRun { reason })
+            Err(PassEnd::slow_disk("write the item to the scratch folder", self.config.item))
         })
     }
 

@@ -13,11 +13,12 @@ pub(super) fn script_of_jobs(command: &[String]) -> Option<String> {
         let name = Path::new(argument).file_name().and_then(|name| name.to_str());
         name.is_some_and(|name| SHELLS.contains(&name))
     };
-    // Another program, such as `env` or `timeout`, may start the shell.
-    let shells = command.iter().enumerate().filter(|(_, argument)| is_shell(argument));
-    let mut scripts = shells.filter_map(|(at, _)| script(&command[at + 1..]));
-    let of_jobs = |script: &&String| Template::parse(script).is_ok_and(|template| template.has_params());
-    let script = scripts.find(of_jobs)?;
+    // Another program, such as `env` or `timeout`, may start the shell. What stands behind the script are the script's own arguments.
+    let mut shells = command.iter().enumerate().filter(|(_, argument)| is_shell(argument));
+    let script = shells.find_map(|(at, _)| script(&command[at + 1..]))?;
+    if !Template::parse(script).is_ok_and(|template| template.has_params()) {
+        return None;
+    }
     Some(format!(
         "gives a shell the script {script:?} with parameters of jobs in it, so jobs could run any command: pass them as arguments, as in \
          [\"/bin/sh\", \"-c\", \"… \\\"$1\\\" …\", \"sh\", \"{{params.NAME}}\"]"
@@ -35,8 +36,13 @@ fn script(arguments: &[String]) -> Option<&String> {
             return has_script.then_some(argument);
         };
         has_script |= !is_long && options.contains('c');
-        if !is_long && options.ends_with('o') {
+        let has_value = if is_long {
+            ["-rcfile", "-init-file"].contains(&options)
+        } else {
             // The name of an option, as in `-o pipefail`.
+            options.ends_with(['o', 'O'])
+        };
+        if has_value {
             arguments.next();
         }
     }

@@ -9,7 +9,7 @@ use vramq_inference::process::cgroup::{Cgroups, Group};
 use vramq_inference::process::keeper::Death;
 use vramq_testkit::not_run::not_run;
 
-use crate::env::{Env, done, ended, forked, is_alive, parent, pid, run, state, until};
+use crate::env::{Env, done, ended, forked, is_alive, parent, pid, run, until};
 
 /// A group below this process's own, for the groups of programs.
 struct Root(PathBuf);
@@ -99,13 +99,14 @@ async fn the_worker_ends_the_group_of_a_killed_keeper() {
     let stranger = done(&pool, &["unmarked"]).await[0].as_i64().unwrap() as i32;
     let [group] = &root.programs()[..] else { panic!("{:?}", root.programs()) };
     assert!(is_in(stranger, group) && is_alive(stranger));
-    let pass = run(&pool, &["sleep 100"]);
-    until("it runs", || state(&pool, 0) == "running").await;
+    let folder = tempfile::tempdir().unwrap();
+    let begun = folder.path().join("begun");
+    let pass = run(&pool, &[&format!("write {}", begun.display()), "sleep 100"]);
+    until("it has begun", || begun.exists()).await;
     // SAFETY: a number of a process of this test's own.
     unsafe { libc::kill(parent(process), libc::SIGKILL) };
     let (_, end) = pass.finish().await;
-    // Or it was killed before the pass had begun.
-    assert!(matches!(end, PassEnd::Crashed { .. } | PassEnd::NotRun { .. }), "{end:?}");
+    assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
     assert!(!is_alive(stranger) && !is_alive(process));
     assert!(!group.exists());
     assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);

@@ -145,6 +145,7 @@ fn parameters_of_jobs_are_no_part_of_a_shells_script() {
         &["/bin/sh", "-o", "errexit", "-c", "echo {params.width}"],
         &["/bin/sh", "-c", "-e", "echo {params.width}"],
         &["/usr/bin/env", "bash", "--norc", "-c", "echo \"{params.width}\""],
+        &["/bin/bash", "-O", "extglob", "--rcfile", "rc", "-c", "echo {params.width}"],
     ] {
         let faults = read_command(command).unwrap_err();
         assert!(faults.len() == 1, "{command:?}: {faults:?}");
@@ -152,6 +153,7 @@ fn parameters_of_jobs_are_no_part_of_a_shells_script() {
     }
     for command in [
         &["/bin/sh", "-c", "convert -resize \"$1\" {input} {output}", "sh", "{params.width}"][..],
+        &["/bin/sh", "-c", "exec ffmpeg -i {input} \"$@\" {output}", "sh", "-ac", "{params.channels}"],
         &["/bin/sh", "-c", "echo {{params.width}}"],
         &["/bin/sh", "script.sh", "-c", "{params.width}"],
         &["/bin/cat", "-c", "{params.width}"],

@@ -35,13 +35,14 @@ async fn a_killed_keeper_takes_everything_along() {
     let pids = forked(&pool).await;
     let process = pid(&pool).await;
     let keeper = parent(process);
-    let pass = run(&pool, &["sleep 100"]);
-    until("it runs", || state(&pool, 0) == "running").await;
+    let folder = tempfile::tempdir().unwrap();
+    let begun = folder.path().join("begun");
+    let pass = run(&pool, &[&format!("write {}", begun.display()), "sleep 100"]);
+    until("it has begun", || begun.exists()).await;
     // SAFETY: a number of a process of this test's own.
     unsafe { libc::kill(keeper, libc::SIGKILL) };
     let (_, end) = pass.finish().await;
-    // Or it was killed before the pass had begun.
-    assert!(matches!(end, PassEnd::Crashed { .. } | PassEnd::NotRun { .. }), "{end:?}");
+    assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
     assert!(pids.iter().chain([&process]).all(|pid| !is_alive(*pid)));
     assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
     env.close(pool).await;
