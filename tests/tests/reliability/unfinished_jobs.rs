@@ -40,7 +40,7 @@ fn tiny() -> String {
 }
 
 async fn publish_large(env: &TestEnv) -> Result<()> {
-    let items = (0..TEXTS).map(|at| format!("the {at}"));
+    let items = (0..TEXTS).map(|at| format!("the {at} the {at} the {at}"));
     env.client.publish("tiny", Message::texts(env.setup.encoding, "tiny", "large", REPLIES, items)?).await
 }
 
