@@ -1,4 +1,5 @@
-//! Work on files that may hang with a disk, on another thread: the worker's event loop has the runtime's only one.
+//! Works on files on a thread of its own, because a disk may hang. The worker's event loop runs on the runtime's only thread, and would
+//! hang, too.
 
 use std::sync::Arc;
 

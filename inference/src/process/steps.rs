@@ -1,5 +1,5 @@
-//! Reads the frames of a pass, one after the other. An output that is large or in a file is read on another thread: the worker's event loop
-//! has the runtime's only one.
+//! Reads the frames of a pass, one after the other. An output that is large or in a file is read on another thread, because
+//! the worker's event loop runs on the runtime's only thread.
 
 use std::path::PathBuf;
 

@@ -1,6 +1,6 @@
-//! The consumers of a session, and the channel that each has started on. A further queue may have another channel by the time its consumer
-//! is stopped, and a cancel on that one stops nothing. Nor does a cancel that the broker reads before the consumer exists, so a consumer that
-//! is starting is stopped after it has started.
+//! The consumers of a session, and the channel that each has started on. A further queue may have got another channel by the
+//! time its consumer is stopped: a cancel on the new channel would stop nothing. A cancel that the broker reads before the consumer exists stops
+//! nothing either, so a consumer that is starting is stopped after it has started.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
 //! Packs the items of a pass for its program: a frame, and files for items that are too large for it. If there is much to pack, another thread
-//! does: the worker's event loop has the runtime's only one.
+//! does it, because the worker's event loop runs on the runtime's only thread.
 
 use std::path::{Path, PathBuf};
 
