@@ -208,14 +208,13 @@ async fn an_output_that_takes_nothing_ends_the_command(env: &mut TestEnv) -> Res
     worker.answers("/readyz", 503).await.map(drop)
 }
 
-/// Runs a command line on a terminal; what it shows there.
+/// Runs a command line on a terminal; what it shows there. Variables that ask for colours on any terminal, as continuous integration sets `CI`, are taken away.
 async fn on_a_terminal(line: &str, no_color: Option<&str>) -> Result<String> {
     let mut command = Command::new("script");
-    command
-        .args(["-qec", line, "/dev/null"])
-        .env("TERM", "xterm")
-        .env_remove("NO_COLOR")
-        .stdin(Stdio::null());
+    command.args(["-qec", line, "/dev/null"]).env("TERM", "xterm").stdin(Stdio::null());
+    for name in ["NO_COLOR", "CI", "CLICOLOR", "CLICOLOR_FORCE"] {
+        command.env_remove(name);
+    }
     command.kill_on_drop(true).envs(no_color.map(|value| ("NO_COLOR", value)));
     Ok(run_to_end(command).await.context("script, of Debian's bsdutils")?.stdout)
 }
