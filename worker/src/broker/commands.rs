@@ -2,13 +2,9 @@
 
 use std::sync::Arc;
 
-use futures_util::StreamExt as _;
 use lapin::message::Delivery;
-use lapin::options::{
-    BasicAckOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, QueueBindOptions,
-    QueueDeclareOptions,
-};
-use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::options::{BasicAckOptions, BasicPublishOptions};
+use lapin::types::{FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, ExchangeKind};
 use tokio::sync::{mpsc, watch};
 use vramq_schemas::control::{Answer, COMMAND_BYTES_MAX, Command, Outcome};
@@ -17,6 +13,7 @@ use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, control_key};
 use super::aux_channel::{AuxChannel, WorksSince, is_over};
 use super::direct_replies::DirectReplies;
 use super::message::Message;
+use super::own_queue::{Intake, OwnQueue};
 use crate::observability::status_reporter::StatusReporter;
 use crate::publishers::PublisherRules;
 use crate::unix_ms;
@@ -30,7 +27,7 @@ const ANSWERS_MAX: usize = 256;
 /// The most commands that the broker keeps for this worker. In a flood it keeps the newest.
 const QUEUE_LENGTH_MAX: i64 = 1000;
 
-/// The most commands delivered ahead, so that the worker takes a flood at its own pace.
+/// The most commands delivered ahead.
 const PREFETCH: u16 = 16;
 
 /// The name under which a command that cannot be read is counted.
@@ -202,47 +199,26 @@ impl CommandServer<'_> {
     async fn serve(
         &self,
         declaring: &AuxChannel,
-        mut declared: watch::Receiver<()>,
+        declared: watch::Receiver<()>,
         mut over: watch::Receiver<bool>,
     ) -> lapin::Result<()> {
-        let channel = self.channel;
-        let options = QueueDeclareOptions { exclusive: true, auto_delete: true, ..Default::default() };
-        let mut arguments = FieldTable::default();
-        arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(QUEUE_LENGTH_MAX));
-        let queue = channel.queue_declare("".into(), options, arguments).await?.name().clone();
-        self.bind(declaring, &queue).await?;
-        channel.basic_qos(PREFETCH, BasicQosOptions { global: false }).await?;
-        let options = BasicConsumeOptions { exclusive: true, ..Default::default() };
-        let mut consumer =
-            channel.basic_consume(queue.clone(), "".into(), options, FieldTable::default()).await?;
+        let intake = Intake {
+            what: "commands",
+            exchange: CONTROL_EXCHANGE,
+            kind: ExchangeKind::Direct,
+            routing_keys: vec![CONTROL_ALL.to_owned(), control_key(&self.reporter.identity.worker)],
+            length_max: QUEUE_LENGTH_MAX,
+            bytes_max: None,
+            prefetch: PREFETCH,
+        };
+        let mut queue = OwnQueue::consume(self.channel, declaring, intake, declared).await?;
         self.works.note();
         loop {
             tokio::select! {
-                delivery = consumer.next() => match delivery {
-                    Some(delivery) => self.received(delivery?).await?,
-                    None => return Err(queue_deleted()),
-                },
-                Ok(()) = declared.changed() => self.bind(declaring, &queue).await?,
+                delivery = queue.next() => self.received(delivery?).await?,
                 () = is_over(&mut over) => return Ok(()),
             }
         }
-    }
-
-    /// Binds the worker's queue to the exchange, which it declares.
-    async fn bind(&self, declaring: &AuxChannel, queue: &ShortString) -> lapin::Result<()> {
-        declaring.exchange(self.channel, CONTROL_EXCHANGE, ExchangeKind::Direct).await?;
-        for key in [CONTROL_ALL.to_owned(), control_key(&self.reporter.identity.worker)] {
-            let (queue, options) = (queue.clone(), QueueBindOptions::default());
-            let bound = self.channel.queue_bind(
-                queue,
-                CONTROL_EXCHANGE.into(),
-                key.into(),
-                options,
-                FieldTable::default(),
-            );
-            bound.await?;
-        }
-        Ok(())
     }
 
     async fn received(&self, delivery: Delivery) -> lapin::Result<()> {
@@ -296,12 +272,4 @@ fn read(body: &[u8]) -> Result<Command, String> {
         let error = error.to_string();
         format!("no command that this worker knows: {}", &error[..error.floor_char_boundary(ERROR_BYTES_MAX)])
     })
-}
-
-fn queue_deleted() -> lapin::Error {
-    std::io::Error::new(
-        std::io::ErrorKind::ConnectionAborted,
-        "the broker deleted the worker's queue of commands",
-    )
-    .into()
 }

@@ -20,6 +20,7 @@ pub mod job_channel;
 pub mod message;
 pub mod model_channels;
 pub mod opening;
+mod own_queue;
 mod progress_replies;
 mod progress_turns;
 mod proven_nodes;

@@ -1,11 +1,7 @@
 //! Receives withdrawals, by which callers cancel their own jobs. Works with and without operators' commands.
 
-use futures_util::StreamExt as _;
 use lapin::message::Delivery;
-use lapin::options::{
-    BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueBindOptions, QueueDeclareOptions,
-};
-use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::options::BasicAckOptions;
 use lapin::{Channel, ExchangeKind};
 use tokio::sync::{mpsc, watch};
 use vramq_core::event::Withdrawn;
@@ -13,6 +9,7 @@ use vramq_schemas::topology::WITHDRAWALS_EXCHANGE;
 use vramq_schemas::withdrawal::{TYPE, WITHDRAWAL_BYTES_MAX, Withdrawal};
 
 use super::aux_channel::{AuxChannel, WorksSince, is_over};
+use super::own_queue::{Intake, OwnQueue};
 
 /// The most withdrawals that wait for the event loop. Further ones wait at the broker.
 const WITHDRAWALS_MAX: usize = 64;
@@ -27,7 +24,7 @@ const QUEUE_BYTES_MAX: i64 = 16 * 1024 * 1024;
 /// The longest id of a job: AMQP's short string.
 const ID_BYTES_MAX: usize = 255;
 
-/// The most withdrawals delivered ahead, so that the worker takes a flood at its own pace.
+/// The most withdrawals delivered ahead.
 const PREFETCH: u16 = 64;
 
 /// A channel for withdrawals on their way to the event loop.
@@ -57,28 +54,21 @@ async fn serve(
     (channel, works): (&Channel, &WorksSince),
     declaring: &AuxChannel,
     withdrawals: &mpsc::Sender<Withdrawn>,
-    mut declared: watch::Receiver<()>,
+    declared: watch::Receiver<()>,
 ) -> lapin::Result<()> {
-    let options = QueueDeclareOptions { exclusive: true, auto_delete: true, ..Default::default() };
-    let mut arguments = FieldTable::default();
-    arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(QUEUE_LENGTH_MAX));
-    arguments.insert("x-max-length-bytes".into(), AMQPValue::LongLongInt(QUEUE_BYTES_MAX));
-    let queue = channel.queue_declare("".into(), options, arguments).await?.name().clone();
-    bind(channel, declaring, queue.clone()).await?;
-    channel.basic_qos(PREFETCH, BasicQosOptions { global: false }).await?;
-    let options = BasicConsumeOptions { exclusive: true, ..Default::default() };
-    let mut consumer =
-        channel.basic_consume(queue.clone(), "".into(), options, FieldTable::default()).await?;
+    let intake = Intake {
+        what: "withdrawals",
+        exchange: WITHDRAWALS_EXCHANGE,
+        kind: ExchangeKind::Fanout,
+        routing_keys: vec![String::new()],
+        length_max: QUEUE_LENGTH_MAX,
+        bytes_max: Some(QUEUE_BYTES_MAX),
+        prefetch: PREFETCH,
+    };
+    let mut queue = OwnQueue::consume(channel, declaring, intake, declared).await?;
     works.note();
     loop {
-        let delivery = tokio::select! {
-            delivery = consumer.next() => delivery,
-            Ok(()) = declared.changed() => {
-                bind(channel, declaring, queue.clone()).await?;
-                continue;
-            }
-        };
-        let Some(delivery) = delivery.transpose()? else { return Err(queue_deleted()) };
+        let delivery = queue.next().await?;
         match read(&delivery) {
             // An `Err` means that the session is over, which also ends this task.
             Some(withdrawn) => drop(withdrawals.send(withdrawn).await),
@@ -87,18 +77,6 @@ async fn serve(
         }
         delivery.acker.ack(BasicAckOptions::default()).await?;
     }
-}
-
-/// Binds the worker's queue to the exchange, which it declares.
-async fn bind(channel: &Channel, declaring: &AuxChannel, queue: ShortString) -> lapin::Result<()> {
-    declaring.exchange(channel, WITHDRAWALS_EXCHANGE, ExchangeKind::Fanout).await?;
-    let (exchange, options) = (WITHDRAWALS_EXCHANGE.into(), QueueBindOptions::default());
-    channel.queue_bind(queue, exchange, "".into(), options, FieldTable::default()).await
-}
-
-fn queue_deleted() -> lapin::Error {
-    let ended = "the broker deleted the worker's queue of withdrawals";
-    std::io::Error::new(std::io::ErrorKind::ConnectionAborted, ended).into()
 }
 
 fn read(delivery: &Delivery) -> Option<Withdrawn> {
