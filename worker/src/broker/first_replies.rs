@@ -8,21 +8,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use lapin::Connection;
 use lapin::types::ShortString;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::timeout;
-use vramq_amqp::{
-    ConfirmTime, ConfirmedPublisher, MatchBy, OnItsWay, SLOWEST_FADES, Transfer, UnknownOutcome,
-};
+use vramq_amqp::{ConfirmTime, ConfirmedPublisher, OnItsWay, SLOWEST_FADES, UnknownOutcome};
 
-use super::aux_channel::AuxChannelState;
 use super::channel_shares::{ChannelShares, Permit};
 use super::first_reply_deadline::{FirstReplyDeadline, Overdue};
 use super::message::Message;
-use super::opening::channel_in_confirm_mode;
 use super::publisher::{MessageOutcome, publish_on};
+use super::reply_connection::ReplyConnection;
 use super::reply_queues::{ReplyQueue, ReplyQueues};
 
 /// How long the broker may take to close a channel before another one is opened in addition: longer than RabbitMQ's 65 s.
@@ -43,11 +39,7 @@ pub(super) struct FirstReplies {
 
 #[derive(Debug)]
 struct Shared {
-    connection: Arc<Connection>,
-    aux_state: Arc<AuxChannelState>,
-    confirm_s: u32,
-    /// Counts what all channels of the connection publish.
-    transfer: Transfer,
+    connection: ReplyConnection,
     queues: Mutex<ReplyQueues>,
     /// Who has a channel, and who waits for one.
     shares: ChannelShares,
@@ -97,17 +89,9 @@ fn stale(since: impl ExactSizeIterator<Item = u32>, second: u32) -> usize {
 }
 
 impl FirstReplies {
-    pub(super) fn new(
-        connection: &Arc<Connection>,
-        aux_state: &Arc<AuxChannelState>,
-        confirm_s: u32,
-        transfer: &Transfer,
-    ) -> Self {
+    pub(super) fn new(connection: ReplyConnection) -> Self {
         let shared = Shared {
-            connection: Arc::clone(connection),
-            aux_state: Arc::clone(aux_state),
-            confirm_s,
-            transfer: transfer.clone(),
+            connection,
             queues: Mutex::default(),
             shares: ChannelShares::default(),
             channels: Mutex::default(),
@@ -176,16 +160,11 @@ impl FirstReplies {
 
     async fn open(&self) -> Result<Option<ConfirmedPublisher>, UnknownOutcome> {
         let opened = tokio::select! {
-            opened = channel_in_confirm_mode(&self.shared.connection, &self.shared.aux_state) => opened?,
+            // `Shared::overdue` watches the time of a confirm.
+            opened = self.shared.connection.open_channel(None) => opened?,
             time = self.shared.not_opened() => return Err(UnknownOutcome::NoChannel(time)),
         };
-        let Some(channel) = opened else { return Ok(None) };
-        // `Shared::overdue` sets its deadline.
-        let transfer = self.shared.transfer.clone();
-        let publisher = ConfirmedPublisher::beside_others(channel, MatchBy::PublishSeq, None, transfer);
-        if self.shared.is_blocked() {
-            publisher.blocked();
-        }
+        let Some(publisher) = opened else { return Ok(None) };
         let mut channels = self.shared.channels();
         channels.remove_closed();
         channels.open.push(publisher.clone());
@@ -209,7 +188,7 @@ impl FirstReplies {
 
     /// Another second has passed in which the broker could send confirms.
     pub(super) fn tick(&self) {
-        if !self.shared.is_blocked() {
+        if !self.shared.connection.is_blocked() {
             self.shared.seconds.send_modify(|seconds| *seconds += 1);
         }
         let mut channels = self.shared.channels();
@@ -274,9 +253,10 @@ impl Shared {
     /// Waits as long as the broker may take to open a channel, without the time in which it blocks publishers. If it lost a frame, no answer
     /// comes.
     async fn not_opened(&self) -> ConfirmTime {
-        let before = self.transfer.published();
+        let transfer = &self.connection.transfer;
+        let before = transfer.published();
         self.each_second(|deadline, second| {
-            let (up_to_last_bytes, all_bytes) = (self.transfer.unread(before), self.transfer.all_unread());
+            let (up_to_last_bytes, all_bytes) = (transfer.unread(before), transfer.all_unread());
             let on_its_way = OnItsWay { up_to_last_bytes, all_bytes, is_last_passed: false };
             deadline.look_at_broker(second, on_its_way)
         })
@@ -286,7 +266,7 @@ impl Shared {
     /// Looks at a deadline, which begins now, each second until there is a result.
     async fn each_second<T>(&self, mut look: impl FnMut(&mut FirstReplyDeadline, u32) -> Option<T>) -> T {
         let mut seconds = self.seconds.subscribe();
-        let mut deadline = FirstReplyDeadline::new(self.confirm_s, *seconds.borrow_and_update());
+        let mut deadline = FirstReplyDeadline::new(self.connection.confirm_s, *seconds.borrow_and_update());
         // An `Err` only without a sender; `self` holds one.
         while seconds.changed().await.is_ok() {
             let second = *seconds.borrow_and_update();
@@ -295,10 +275,6 @@ impl Shared {
             }
         }
         std::future::pending().await
-    }
-
-    fn is_blocked(&self) -> bool {
-        self.connection.status().blocked()
     }
 
     /// Nothing panics while it holds the lock.

@@ -26,6 +26,7 @@ mod progress_turns;
 mod proven_nodes;
 pub mod publisher;
 pub mod received;
+mod reply_connection;
 mod reply_queues;
 mod republished;
 pub mod session;

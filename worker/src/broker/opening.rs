@@ -203,30 +203,6 @@ async fn open_aux(
     }
 }
 
-/// Opens a channel for replies beside those that each session has; `None` if the connection allows no more. `state` learns if the broker ends
-/// the connection over it.
-pub(super) async fn channel_in_confirm_mode(
-    connection: &Connection,
-    state: &AuxChannelState,
-) -> lapin::Result<Option<Channel>> {
-    let opened = async {
-        let channel = connection.create_channel().await?;
-        channel.confirm_select(ConfirmSelectOptions::default()).await?;
-        Ok::<_, lapin::Error>(channel)
-    };
-    match opened.await {
-        Ok(channel) => Ok(Some(channel)),
-        // lapin refused to open the channel, so the connection is not affected.
-        Err(error) if matches!(error.kind(), lapin::ErrorKind::ChannelsLimitReached) => Ok(None),
-        Err(error) => {
-            if is_channel_too_many(&error) {
-                state.refuse_first_replies(&error);
-            }
-            Err(error)
-        }
-    }
-}
-
 /// Whether the broker closed the connection because the user has too many channels (`max-channels`).
 pub(super) fn is_channel_too_many(error: &lapin::Error) -> bool {
     let lapin::ErrorKind::ProtocolError(answer) = error.kind() else { return false };

@@ -7,13 +7,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use lapin::Connection;
 use tokio::time::{sleep, timeout};
-use vramq_amqp::{ConfirmedPublisher, MatchBy, Transfer, UnknownOutcome};
+use vramq_amqp::{ConfirmedPublisher, UnknownOutcome};
 
-use super::aux_channel::AuxChannelState;
-use super::opening::channel_in_confirm_mode;
 use super::progress_turns::{ProgressTurns, Report};
+use super::reply_connection::ReplyConnection;
 
 /// How long a queue that did not confirm a report gets no other, and its caller has one channel less. RabbitMQ takes up to 65 s to close the
 /// channel.
@@ -27,11 +25,7 @@ pub(super) struct ProgressReplies {
 
 #[derive(Debug)]
 struct Shared {
-    connection: Arc<Connection>,
-    aux_state: Arc<AuxChannelState>,
-    confirm_s: u32,
-    /// Counts what all channels of the connection publish.
-    transfer: Transfer,
+    connection: ReplyConnection,
     turns: Mutex<ProgressTurns>,
     channels: Mutex<Channels>,
 }
@@ -45,27 +39,15 @@ struct Channels {
 }
 
 impl ProgressReplies {
-    pub(super) fn new(
-        connection: &Arc<Connection>,
-        aux_state: &Arc<AuxChannelState>,
-        confirm_s: u32,
-        transfer: &Transfer,
-    ) -> Self {
-        let shared = Shared {
-            connection: Arc::clone(connection),
-            aux_state: Arc::clone(aux_state),
-            confirm_s,
-            transfer: transfer.clone(),
-            turns: Mutex::default(),
-            channels: Mutex::default(),
-        };
+    pub(super) fn new(connection: ReplyConnection) -> Self {
+        let shared = Shared { connection, turns: Mutex::default(), channels: Mutex::default() };
         Self { shared: Arc::new(shared) }
     }
 
     /// Takes a report for [`next`](Self::next).
     pub(super) fn add(&self, report: Report) {
         // Reports would pile up in the connection.
-        if !self.shared.is_blocked() {
+        if !self.shared.connection.is_blocked() {
             self.shared.turns().add(report);
         }
     }
@@ -124,20 +106,11 @@ impl Shared {
         if let Some(publisher) = idle.filter(ConfirmedPublisher::is_open) {
             return Some(publisher);
         }
-        let channel = channel_in_confirm_mode(&self.connection, &self.aux_state).await.ok()??;
-        let (confirm_s, transfer) = (Some(self.confirm_s), self.transfer.clone());
-        let publisher = ConfirmedPublisher::beside_others(channel, MatchBy::PublishSeq, confirm_s, transfer);
-        if self.is_blocked() {
-            publisher.blocked();
-        }
+        let publisher = self.connection.open_channel(Some(self.connection.confirm_s)).await.ok()??;
         let mut channels = self.channels();
         channels.open.retain(ConfirmedPublisher::is_open);
         channels.open.push(publisher.clone());
         Some(publisher)
-    }
-
-    fn is_blocked(&self) -> bool {
-        self.connection.status().blocked()
     }
 
     /// Nothing panics while it holds the lock, nor that of the channels.

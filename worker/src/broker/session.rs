@@ -20,6 +20,7 @@ use super::model_channels::ModelChannels;
 use super::opening::{MissingQueue, OpenChannels, SessionError, SessionPlan, open_further, why_missing};
 use super::progress_replies::ProgressReplies;
 use super::publisher::Publisher;
+use super::reply_connection::ReplyConnection;
 use super::silent_queues::{self, SilentQueues};
 use crate::config::BrokerConfig;
 use crate::model::Model;
@@ -140,13 +141,16 @@ impl Session {
             }
         };
         let (publishing, transfer) = (Arc::new(publishing), Transfer::default());
+        let confirm_s = broker.confirm_s;
         // Without channels for the control plane, the broker allows none for these either.
-        let has_first_replies = plan.aux_state.has_first_replies();
-        let (aux_state, confirm_s) = (plan.aux_state, broker.confirm_s);
-        let first_replies =
-            has_first_replies.then(|| FirstReplies::new(&publishing, aux_state, confirm_s, &transfer));
-        let progress =
-            has_first_replies.then(|| ProgressReplies::new(&publishing, aux_state, confirm_s, &transfer));
+        let for_replies = plan.aux_state.has_first_replies().then(|| ReplyConnection {
+            connection: Arc::clone(&publishing),
+            aux_state: Arc::clone(plan.aux_state),
+            confirm_s,
+            transfer: transfer.clone(),
+        });
+        let first_replies = for_replies.clone().map(FirstReplies::new);
+        let progress = for_replies.map(ProgressReplies::new);
         let publisher =
             ConfirmedPublisher::beside_others(publisher, MatchBy::PublishSeq, Some(confirm_s), transfer);
         Ok(Self {
