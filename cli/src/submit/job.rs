@@ -9,8 +9,8 @@ use vramq_producer::{
 };
 use vramq_schemas::topology::check_model_name;
 
+use super::args::{Args, Dtype};
 use super::chunks::Chunk;
-use super::{Args, Dtype};
 use crate::exit;
 use crate::output::progress::Progress;
 use crate::output::text::safe;

@@ -1,157 +1,33 @@
 //! `vramq submit`: publishes jobs with texts or JSON values, and writes their results.
 
+mod args;
 mod chunks;
 mod input;
 mod interrupt;
 mod job;
 mod npy;
 mod output;
+mod totals;
 
 use std::cell::Cell;
 use std::io;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use clap::ValueEnum;
 use futures_util::{StreamExt as _, stream};
 use tokio::sync::Notify;
-use vramq_producer::{Client, ConnectError, Encoding};
-use vramq_schemas::ITEMS_MAX;
+use vramq_producer::{Client, ConnectError, Options};
 
-use crate::broker::Broker;
+use crate::exit;
 use crate::output::progress::Progress;
-use crate::output::text::{counted, safe, safe_lines};
-use crate::output::write_line;
+use crate::output::text::safe;
 use crate::signals::{Signals, end_if_stuck};
-use crate::{duration, exit};
+pub(crate) use args::Args;
 use chunks::{Chunk, Chunks};
-use input::{InputError, Kind, Source};
+use input::{Kind, Source};
 use interrupt::Interrupt;
-use job::{Failure, JobResult, JobTemplate};
+use job::{Failure, JobTemplate};
 use output::Results;
-
-/// Submit texts to a model, and write its outputs in the order of the input.
-///
-/// Inputs are texts, or JSON values with --json-inputs, and are grouped into jobs. Outputs are written as JSON lines `{"index": 0,
-/// "embedding": […]}` or, for an output ending in .npy, as a NumPy array of f32 with one row per text.
-#[derive(Debug, clap::Args)]
-#[command(after_long_help = "\
-Examples:
-  vramq submit --model minilm 'a text' 'another'
-  vramq submit --model minilm --file passages.txt -o vectors.npy
-  head -n 100 passages.txt | vramq submit --model minilm --with-text - > vectors.jsonl
-  vramq submit --model echo --json-inputs '[1, 2]' null
-
-Interrupted, it withdraws the jobs that have no answer: they start no further pass. A second interrupt ends it at once.
-
-Exit codes:
-  0 all answered · 1 some jobs failed, the others are written · 2 usage or input · 3 broker unreachable
-  4 refused by the broker (no queue for the model, queue full, no permission, also when it reconnects) · 130 interrupted
-  141 the reader of the output has gone")]
-pub(crate) struct Args {
-    /// The model's name.
-    #[arg(long, short)]
-    model: String,
-    /// The routing key of the jobs, where the model's workers set a `key`; by default the model's name.
-    #[arg(long = "key", value_name = "KEY")]
-    routing_key: Option<String>,
-    /// The texts; with `-` or none, one per line of standard input.
-    #[arg(value_name = "TEXT")]
-    texts: Vec<String>,
-    /// A file of texts: .jsonl (each line a string, or an object), anything else one per line. A line has at most 1 MiB; client libraries
-    /// take jobs of 16 MiB.
-    #[arg(long, short, value_name = "FILE", conflicts_with = "texts")]
-    file: Option<PathBuf>,
-    /// The field of .jsonl objects that holds the text. A field `id` is copied to the output.
-    #[arg(long, default_value = "text", value_name = "NAME")]
-    field: String,
-    /// The inputs are JSON values, one per argument or line, for models that take JSON.
-    #[arg(long, conflicts_with = "field")]
-    json_inputs: bool,
-    /// Where outputs are written; `-` is standard output. A file gets its name when it is complete.
-    #[arg(long, short, value_name = "FILE")]
-    output: Option<PathBuf>,
-    /// Write each text with its output (JSON lines only).
-    #[arg(long)]
-    with_text: bool,
-    /// Publish without waiting: print the job ids; replies go to the model's default reply queue.
-    #[arg(long, conflicts_with_all = ["output", "with_text"])]
-    no_wait: bool,
-    /// Texts per job.
-    #[arg(long, default_value_t = 32, value_name = "N", value_parser = items_parser())]
-    job_items: u32,
-    /// The most jobs in flight; also the most outputs that wait for a slow job that comes before them.
-    #[arg(long, default_value_t = 256, value_name = "N", value_parser = items_parser())]
-    jobs: u32,
-    /// The time limit of a job, from publishing to its last reply (30s, 5m; by default none).
-    #[arg(long, value_parser = duration::parse, value_name = "TIME")]
-    timeout: Option<Duration>,
-    /// How long a job may wait in its queue before it expires.
-    #[arg(long, value_parser = duration::parse, value_name = "TIME")]
-    expiration: Option<Duration>,
-    /// The priority, on queues with priorities; higher goes first.
-    #[arg(long, value_name = "0-255")]
-    priority: Option<u8>,
-    /// The most texts that may share a pass with this job (batch hint).
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    batch_hint: Option<u32>,
-    /// The type of the vectors' elements on the wire.
-    #[arg(long, value_enum, default_value_t)]
-    dtype: Dtype,
-    /// Engine settings, as a JSON object.
-    #[arg(long, value_name = "JSON", value_parser = job::parse_params)]
-    params: Option<vramq_schemas::Params>,
-    /// The revision of the model that must run the jobs, as `vramq status --json` shows it; workers with another one requeue
-    /// them.
-    #[arg(long, value_name = "REVISION")]
-    model_revision: Option<String>,
-    /// The application that publishes the jobs, as replies and dead letters repeat it.
-    #[arg(long, value_name = "NAME")]
-    app_id: Option<String>,
-    /// Ask the model to report progress of its items, and show it; for models that take long.
-    #[arg(long, conflicts_with = "no_wait")]
-    progress: bool,
-    /// The encoding of messages.
-    #[arg(long, value_enum, default_value_t)]
-    encoding: Wire,
-    /// Leave the URL's user out of the jobs, by which workers share passes. Needed where the broker knows the connection by another
-    /// name, as with OAuth 2.
-    #[arg(long)]
-    anonymous: bool,
-    /// No progress on standard error.
-    #[arg(long, short)]
-    quiet: bool,
-    #[command(flatten)]
-    broker: Broker,
-}
-
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
-enum Dtype {
-    #[default]
-    F32,
-    F16,
-}
-
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
-enum Wire {
-    #[default]
-    Bincode,
-    Json,
-    Msgpack,
-}
-
-fn items_parser() -> clap::builder::RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(1..=ITEMS_MAX as i64)
-}
-
-/// Counts of a run.
-#[derive(Default)]
-struct Totals {
-    jobs_failed: u64,
-    items_missing: u64,
-    /// The first failure that every other job would have, too.
-    fatal: Option<(u8, String)>,
-}
+use totals::{Totals, end_early, written_off};
 
 /// Runs the command; its exit code.
 pub(crate) async fn run(mut args: Args) -> u8 {
@@ -184,33 +60,14 @@ pub(crate) async fn run(mut args: Args) -> u8 {
             return fault.code();
         }
     };
-    let mut options = args.broker.options("submit");
-    options.anonymous = args.anonymous;
-    options.encoding = match args.encoding {
-        Wire::Bincode => Encoding::Bincode,
-        Wire::Json => Encoding::Json,
-        Wire::Msgpack => Encoding::MessagePack,
-    };
-    options.replies = !args.no_wait;
-    options.jobs_in_flight = args.jobs as usize;
+    let options = args.client_options();
     let mut signals = match Signals::new().and_then(|signals| end_if_stuck().map(|()| signals)) {
         Ok(signals) => signals,
         Err(error) => return usage(&format!("listen for signals: {error}")),
     };
-    let connected = tokio::select! {
-        connected = Client::connect(options) => connected,
-        (code, _) = signals.next() => return code,
-    };
-    let client = match connected {
+    let client = match connect(options, &mut signals).await {
         Ok(client) => client,
-        Err(error) => {
-            eprintln!("error: {}", safe(&error.to_string()));
-            return match error {
-                ConnectError::Url(_) | ConnectError::Credentials(_) => exit::USAGE,
-                ConnectError::Refused { .. } => exit::REFUSED,
-                ConnectError::Unreachable { .. } | ConnectError::Timeout { .. } => exit::UNREACHABLE,
-            };
-        }
+        Err(code) => return code,
     };
     // After connecting: if the broker is away, the output of an earlier run stays.
     let results = match open_output(args.output, args.with_text, &mut signals).await {
@@ -228,6 +85,23 @@ pub(crate) async fn run(mut args: Args) -> u8 {
         },
         Err(interrupt) => interrupt.withdraw(&client).await,
     }
+}
+
+/// # Errors
+/// The exit code: there is no connection, or a signal came first.
+async fn connect(options: Options, signals: &mut Signals) -> Result<Client, u8> {
+    let connected = tokio::select! {
+        connected = Client::connect(options) => connected,
+        (code, _) = signals.next() => return Err(code),
+    };
+    connected.map_err(|error| {
+        eprintln!("error: {}", safe(&error.to_string()));
+        match error {
+            ConnectError::Url(_) | ConnectError::Credentials(_) => exit::USAGE,
+            ConnectError::Refused { .. } => exit::REFUSED,
+            ConnectError::Unreachable { .. } | ConnectError::Timeout { .. } => exit::UNREACHABLE,
+        }
+    })
 }
 
 /// Opens the output on a thread of its own: a named pipe opens only when somebody reads from it, and a signal must end that wait.
@@ -308,100 +182,6 @@ async fn work(
         }
     }
     Ok((totals.finish(results, input_fault.take(), template, progress), signals))
-}
-
-impl Totals {
-    /// Writes a job's outputs, and counts what is missing.
-    fn take(
-        &mut self,
-        answer: &JobResult,
-        results: &mut Results,
-        template: &JobTemplate,
-        progress: &Progress,
-    ) -> io::Result<()> {
-        let JobResult { id, chunk, failure, outputs } = answer;
-        if template.no_wait && failure.is_none() {
-            write_line(id)?;
-            return Ok(());
-        }
-        for (n, item) in chunk.items.iter().enumerate() {
-            let output = outputs.get(n).and_then(Option::as_ref);
-            self.items_missing += u64::from(output.is_none());
-            results.write(chunk.first + n, item, output)?;
-        }
-        results.flush()?;
-        let Some(failure) = failure else {
-            return Ok(());
-        };
-        self.jobs_failed += 1;
-        match failure {
-            Failure::Job(problem) => {
-                let last = chunk.first + chunk.items.len() - 1;
-                // A program's traceback has several lines.
-                let problem = safe_lines(problem, "    ");
-                progress.say(&format!("job {id} (items {} to {last}): {problem}", chunk.first));
-            }
-            Failure::Fatal(code, problem) if self.fatal.is_none() => {
-                self.fatal = Some((*code, problem.clone()));
-            }
-            Failure::Fatal(..) => {}
-        }
-        Ok(())
-    }
-
-    fn finish(
-        self,
-        mut results: Results,
-        fault: Option<InputError>,
-        template: &JobTemplate,
-        progress: &Progress,
-    ) -> u8 {
-        let what = if template.no_wait { "published" } else { "answered" };
-        if let Some((code, problem)) = self.fatal {
-            progress.clear();
-            eprintln!("error: {}", safe(&problem));
-            eprintln!("stopped: {} items {what}, {} not", progress.done(), self.items_missing);
-            return end_early(results, code);
-        }
-        if let Some(fault) = fault {
-            progress.clear();
-            eprintln!("error: {fault}");
-            eprintln!("stopped: {} items before it are {what}", progress.done());
-            return end_early(results, fault.code());
-        }
-        if let Err(error) = results.flush() {
-            return written_off(&error, results, progress);
-        }
-        if let Err(error) = results.finish() {
-            progress.clear();
-            eprintln!("error: write the output: {error}");
-            return exit::FAILED;
-        }
-        progress.finish(what);
-        if self.jobs_failed > 0 {
-            let (jobs, items) = (counted(self.jobs_failed, "job"), counted(self.items_missing, "item"));
-            eprintln!("{jobs} failed, {items} without an answer");
-            return exit::FAILED;
-        }
-        exit::DONE
-    }
-}
-
-fn written_off(error: &io::Error, results: Results, progress: &Progress) -> u8 {
-    progress.clear();
-    if error.kind() == io::ErrorKind::BrokenPipe {
-        return end_early(results, exit::BROKEN_PIPE);
-    }
-    eprintln!("error: write the output: {error}");
-    end_early(results, exit::FAILED)
-}
-
-fn end_early(results: Results, code: u8) -> u8 {
-    if let Some((partial, is_whole)) = results.abandon() {
-        let what = if is_whole { "what" } else { "a part of what" };
-        eprintln!("{what} was answered is in {}", partial.display());
-    }
-    code
 }
 
 fn usage(problem: &str) -> u8 {
