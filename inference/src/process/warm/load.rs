@@ -3,13 +3,14 @@
 use std::io;
 use std::sync::Arc;
 
+use tokio::net::UnixStream;
 use tokio::time::{Duration, Instant, timeout};
 
 use super::{Ready, Warm};
 use crate::process::aside::Aside;
 use crate::process::child::{Child, START_LIMIT, StartError};
 use crate::process::config::{Mode, ProcessConfig};
-use crate::process::device_view::Reading;
+use crate::process::device_view::{DeviceView, Reading};
 use crate::process::frames::{Frames, NoFrame, name};
 use crate::process::keeper::{Death, OutputUse, Spec};
 use crate::process::load_watch::LoadWatch;
@@ -98,13 +99,40 @@ impl Warm {
             spec = timeout(START_LIMIT, spec(config, options, aside)) => spec.unwrap_or_else(|_| Err(slow_disk()))?,
             () = &mut stop => return Err(LoadError::Start("the pool was closed".to_owned())),
         };
-        let (launcher, view) = (&options.launcher, options.account.view());
         let began = Instant::now();
-        let (child, socket) = Child::start(&launcher.keeper, &spec, &config.name).await?;
+        let (child, socket) = Child::start(&options.launcher.keeper, &spec, &config.name).await?;
         let keeper = child.keeper_pid();
         started(keeper);
+        let mut warm = Self::not_loaded(child, socket, aside);
+        let (hello, limit) = (hello(config, options.account.view()), config.load);
+        let loaded = tokio::select! {
+            loaded = timeout(limit, warm.hello(hello)) => loaded.map_err(|_| Refused::TimedOut).flatten(),
+            () = &mut stop => Err(Refused::Stopped),
+            never = watch.go_on(keeper) => match never {},
+        };
+        let refused = match loaded {
+            Ok(ready) => {
+                warm.ready = ready;
+                warm.load_took = began.elapsed();
+                return Ok(warm);
+            }
+            Err(refused) => refused,
+        };
+        if !matches!(refused, Refused::NoFrame(NoFrame::Died(_))) {
+            watch.ends(keeper).await;
+        }
+        if is_first {
+            end_first(&mut warm.child, config).await;
+        } else {
+            warm.child.end(config.kill, &config.name).await;
+        }
+        Err(refused.into_error(limit, warm.child.stderr_tail()))
+    }
+
+    /// A process that was started; its model is not loaded yet.
+    fn not_loaded(child: Child, socket: UnixStream, aside: &Aside) -> Self {
         let (read, socket) = socket.into_split();
-        let mut warm = Self {
+        Self {
             child,
             socket,
             frames: Frames::read(read),
@@ -115,46 +143,7 @@ impl Warm {
             load_took: Duration::ZERO,
             passes: 0,
             printed_before: 0,
-        };
-        // Within the process the device is the only one of its kind.
-        let device = if view.name().starts_with("cuda") { "cuda:0" } else { "cpu" }.to_owned();
-        let hello = ToModel::Hello {
-            version: VERSION,
-            model: config.name.clone(),
-            device,
-            items_max: config.items_max,
-        };
-        let limit = config.load;
-        let loaded = tokio::select! {
-            loaded = timeout(limit, warm.hello(hello)) => loaded.map_err(|_| Refused::TimedOut).flatten(),
-            () = &mut stop => Err(Refused::Stopped),
-            never = watch.go_on(keeper) => match never {},
-        };
-        let error = match loaded {
-            Ok(ready) => {
-                warm.ready = ready;
-                warm.load_took = began.elapsed();
-                return Ok(warm);
-            }
-            Err(error) => error,
-        };
-        if !matches!(error, Refused::NoFrame(NoFrame::Died(_))) {
-            watch.ends(keeper).await;
         }
-        if is_first {
-            end_first(&mut warm.child, config).await;
-        } else {
-            warm.child.end(config.kill, &config.name).await;
-        }
-        let stderr = warm.child.stderr_tail();
-        Err(match error {
-            Refused::TimedOut => LoadError::TimedOut { limit, stderr },
-            Refused::Stopped => LoadError::Start("the pool was closed".to_owned()),
-            Refused::NoFrame(NoFrame::Died(death)) => LoadError::Crashed { death, stderr },
-            Refused::NoFrame(NoFrame::Fault(fault)) => LoadError::Protocol { fault, stderr },
-            Refused::OutOfMemory(report) => LoadError::OutOfMemory { report, stderr },
-            Refused::Failed(detail) => LoadError::Failed { detail, stderr },
-        })
     }
 
     async fn hello(&mut self, hello: ToModel) -> Result<Ready, Refused> {
@@ -198,6 +187,17 @@ fn discard(spec: io::Result<Spec>) {
     }
 }
 
+fn hello(config: &ProcessConfig, device: &dyn DeviceView) -> ToModel {
+    // Within the process the device is the only one of its kind.
+    let device = if device.name().starts_with("cuda") { "cuda:0" } else { "cpu" };
+    ToModel::Hello {
+        version: VERSION,
+        model: config.name.clone(),
+        device: device.to_owned(),
+        items_max: config.items_max,
+    }
+}
+
 fn slow_disk() -> LoadError {
     LoadError::Start(format!("to make the scratch folder took longer than {} s", START_LIMIT.as_secs()))
 }
@@ -217,4 +217,17 @@ enum Refused {
     Failed(String),
     TimedOut,
     Stopped,
+}
+
+impl Refused {
+    fn into_error(self, limit: Duration, stderr: String) -> LoadError {
+        match self {
+            Self::TimedOut => LoadError::TimedOut { limit, stderr },
+            Self::Stopped => LoadError::Start("the pool was closed".to_owned()),
+            Self::NoFrame(NoFrame::Died(death)) => LoadError::Crashed { death, stderr },
+            Self::NoFrame(NoFrame::Fault(fault)) => LoadError::Protocol { fault, stderr },
+            Self::OutOfMemory(report) => LoadError::OutOfMemory { report, stderr },
+            Self::Failed(detail) => LoadError::Failed { detail, stderr },
+        }
+    }
 }
