@@ -24,6 +24,7 @@ pub mod memory;
 pub mod model;
 pub mod need;
 mod once;
+mod once_item;
 mod once_memory;
 mod once_prepared;
 mod once_printed;
