@@ -9,7 +9,8 @@ use crate::samples;
 
 const DIALECT: &str = "https://json-schema.org/draft/2020-12/schema";
 
-const HEADERS: &str = include_str!("../../src/headers.rs");
+const JOB_HEADERS: &str = include_str!("../../src/headers/job.rs");
+const REPLY_HEADERS: &str = include_str!("../../src/headers/reply.rs");
 const STATUS: &str = include_str!("../../src/status.rs");
 
 /// A schema from samples, with the descriptions of a struct in a source file. `words` are the paths of the texts whose values are all
@@ -51,7 +52,7 @@ fn of_heartbeat() -> Value {
 }
 
 fn of_job_headers() -> Value {
-    let mut job_headers = of("Headers of a job", (HEADERS, "JobHeaders"), &[], &samples::job_headers());
+    let mut job_headers = of("Headers of a job", (JOB_HEADERS, "JobHeaders"), &[], &samples::job_headers());
     let attempt = include_str!("../../src/attempt.rs");
     describe(&mut job_headers["properties"]["history"]["items"], attempt, "Attempt");
     job_headers
@@ -92,7 +93,7 @@ pub fn schemas() -> Vec<(&'static str, Value)> {
         ),
         ("withdrawal", of("A withdrawal", (withdrawal, "Withdrawal"), &[], &samples::withdrawals())),
         ("job-headers", of_job_headers()),
-        ("reply-headers", of(of_replies, (HEADERS, "ReplyHeaders"), &[], &samples::reply_headers())),
+        ("reply-headers", of(of_replies, (REPLY_HEADERS, "ReplyHeaders"), &[], &samples::reply_headers())),
         (
             "failure-headers",
             of("Headers of a `failed` reply", (reply, "FailureHeaders"), &[], &samples::failure_headers()),
