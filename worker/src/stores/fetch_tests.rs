@@ -5,6 +5,7 @@ use std::pin::pin;
 
 use futures_util::poll;
 use tempfile::TempDir;
+use tokio::net::TcpListener;
 
 use super::super::StoreConfig;
 use super::*;
@@ -35,6 +36,21 @@ fn stores() -> (Stores, TempDir) {
 
 fn url(path: &Path) -> String {
     format!("file://{}", path.display())
+}
+
+/// A server that takes connections and never answers, a store on it, and the address of an object there.
+async fn silent_store(object_max: u64) -> (TcpListener, StoreConfig, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let config = StoreConfig {
+        name: "silent".to_owned(),
+        prefix: url.parse().unwrap(),
+        is_private: true,
+        cloud: None,
+        object_max,
+        timeout: Duration::from_secs(60),
+    };
+    (listener, config, format!("{url}x"))
 }
 
 fn wanted(stores: &Stores, folder: &TempDir, paths: &[&str]) -> Vec<Wanted> {
@@ -84,18 +100,9 @@ async fn inputs_that_exceed_the_jobs_bound_are_not_kept() {
 /// A job may be held for less than a fetch may take.
 #[tokio::test]
 async fn a_fetch_ends_with_the_time_of_its_job_and_names_the_stores_that_did_not_answer() {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/", listener.local_addr().unwrap());
-    let silent = StoreConfig {
-        name: "silent".to_owned(),
-        prefix: url.parse().unwrap(),
-        is_private: true,
-        cloud: None,
-        object_max: 16 * KIB,
-        timeout: Duration::from_secs(60),
-    };
+    let (_listener, silent, url) = silent_store(16 * KIB).await;
     let stores = Stores::new(&[silent], 32 * KIB);
-    let wanted = vec![stores.find(0, &format!("{url}x")).unwrap()];
+    let wanted = vec![stores.find(0, &url).unwrap()];
     let may_take = Duration::from_millis(10);
     let fault = stores.fetch(wanted, 64 * KIB, Instant::now() + may_take).await.unwrap_err();
     assert_eq!((fault.is_transient, &fault.stores[..]), (true, &[StoreIndex(0)][..]));
@@ -138,16 +145,7 @@ async fn a_store_that_does_not_answer_leaves_the_others_their_part() {
 /// As when a folder hangs: the job's time is over, or it is withdrawn, and its read goes on.
 #[tokio::test]
 async fn a_read_that_its_job_has_given_up_keeps_memory_for_its_object_of_its_stores_part() {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/", listener.local_addr().unwrap());
-    let silent = StoreConfig {
-        name: "silent".to_owned(),
-        prefix: url.parse().unwrap(),
-        is_private: true,
-        cloud: None,
-        object_max: 4 * KIB,
-        timeout: Duration::from_secs(60),
-    };
+    let (listener, silent, url) = silent_store(4 * KIB).await;
     let other = StoreConfig {
         name: "other".to_owned(),
         prefix: "file:///srv/in".parse().unwrap(),
@@ -155,7 +153,7 @@ async fn a_read_that_its_job_has_given_up_keeps_memory_for_its_object_of_its_sto
         ..silent.clone()
     };
     let stores = Stores::new(&[silent, other], 32 * KIB);
-    let of_both = ["file:///srv/in/x", &format!("{url}x")].map(|text| stores.find(0, text).unwrap());
+    let of_both = ["file:///srv/in/x", &url].map(|text| stores.find(0, text).unwrap());
     let [silent, other] = &stores.stores[..] else { panic!("two stores") };
     let left = |store: &Store| store.memory.available_permits() as u64 * MEMORY_UNIT;
 

@@ -63,6 +63,18 @@ impl Worker {
     }
 }
 
+/// A worker that takes quarantined jobs, while a pass of a lost session still holds the device's memory.
+fn isolated_without_room() -> Worker {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders { exclusive: true, ..JobHeaders::default() });
+    worker.pass();
+    worker.apply(Event::SessionClosed);
+    worker.apply(Event::SessionOpened(SessionFacts { declares: true, missing: Vec::new() }));
+    worker.now += Duration::from_secs(10);
+    assert!(takes_quarantined(&worker.isolates()));
+    worker
+}
+
 fn requeued_jobs(actions: &[Action]) -> Vec<JobKey> {
     requeued(actions).into_iter().map(|(job, ..)| job).collect()
 }
@@ -154,16 +166,9 @@ fn a_long_quarantined_job_does_not_keep_the_worker_from_others() {
     assert!(done > 0 && done < 100);
 }
 
-/// A pass of the lost session still holds the device's memory.
 #[test]
 fn a_quarantined_job_that_cannot_start_holds_up_others_for_a_minute_only() {
-    let mut worker = Worker::new();
-    worker.job(1, 1, worker.source(), JobHeaders { exclusive: true, ..JobHeaders::default() });
-    worker.pass();
-    worker.apply(Event::SessionClosed);
-    worker.apply(Event::SessionOpened(SessionFacts { declares: true, missing: Vec::new() }));
-    worker.now += Duration::from_secs(10);
-    assert!(takes_quarantined(&worker.isolates()));
+    let mut worker = isolated_without_room();
     worker.job(2, 1, Source::Quarantine, JobHeaders { crashes: 2, ..JobHeaders::default() });
     assert!(worker.passes().is_empty());
     for second in 1..60 {
@@ -178,13 +183,7 @@ fn a_quarantined_job_that_cannot_start_holds_up_others_for_a_minute_only() {
 #[test]
 fn a_quarantined_job_that_can_never_start_is_dead_lettered_after_64_waits() {
     for (waits, ends) in [(62, false), (63, false), (64, true)] {
-        let mut worker = Worker::new();
-        worker.job(1, 1, worker.source(), JobHeaders { exclusive: true, ..JobHeaders::default() });
-        worker.pass();
-        worker.apply(Event::SessionClosed);
-        worker.apply(Event::SessionOpened(SessionFacts { declares: true, missing: Vec::new() }));
-        worker.now += Duration::from_secs(10);
-        assert!(takes_quarantined(&worker.isolates()));
+        let mut worker = isolated_without_room();
         let headers = JobHeaders { crashes: 2, store_waits: waits, ..JobHeaders::default() };
         worker.job(2, 1, Source::Quarantine, headers);
         worker.now += Duration::from_secs(59);
