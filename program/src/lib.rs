@@ -28,7 +28,7 @@ pub use files::{no_folder, no_folder_to_write, read_lasting_text, read_text};
 pub use logs::{Logs, LogsError, close_log, dropped_log_lines, start_log};
 pub use options::{BrokerOptions, LogFormat, log_filter, variables};
 pub use overrides::Overrides;
-pub use print::{has_colours, is_dumb_terminal, write_error_line, write_output};
+pub use print::{has_colours, is_dumb_terminal, wants_colours, write_error_line, write_output};
 pub use values::{line_at, shown, shown_number, toml_fault};
 
 /// Write the completions of a shell to standard output.

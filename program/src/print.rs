@@ -13,10 +13,14 @@ pub fn is_dumb_terminal() -> bool {
     std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb")
 }
 
-/// Whether what goes to standard error may have colours. `NO_COLOR`: <https://no-color.org>.
+/// Whether the user wants colours, where a terminal takes them. `NO_COLOR`: <https://no-color.org>.
+pub fn wants_colours() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Whether what goes to standard error may have colours.
 pub fn has_colours() -> bool {
-    let is_unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    !is_unwanted && !is_dumb_terminal() && io::stderr().is_terminal()
+    wants_colours() && !is_dumb_terminal() && io::stderr().is_terminal()
 }
 
 /// Writes a text to standard output. A reader that closes the pipe early (`| head`) causes no error.

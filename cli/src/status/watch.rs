@@ -9,7 +9,7 @@ use ratatui::DefaultTerminal;
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 use vramq_dlq::text::unix_ms;
-use vramq_program::is_dumb_terminal;
+use vramq_program::{is_dumb_terminal, wants_colours};
 
 use super::Session;
 use super::keys::{KeyAction, key_action};
@@ -69,8 +69,7 @@ pub(super) async fn run(session: &mut Session, signals: &mut Signals) -> u8 {
 }
 
 async fn watch(screen: &mut Screen, session: &mut Session, signals: &mut Signals) -> io::Result<u8> {
-    // NO_COLOR: https://no-color.org
-    let colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let colours = wants_colours();
     let mut views = Views { workers: ViewState { colours, scrolled: 0 }, letters: None, reading: None };
     let mut events = EventStream::new();
     let mut ticks = interval(REDRAW_EVERY);

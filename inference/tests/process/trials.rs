@@ -38,6 +38,28 @@ fn a_model_is_tried_without_a_broker() {
     assert!(processes_of(folder.path()).is_empty());
 }
 
+/// An editor's terminal takes no control sequences.
+#[test]
+fn the_log_of_a_trial_has_colours_on_terminals_that_take_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, items) = (folder.path().join("model.toml"), folder.path().join("items"));
+    std::fs::write(&config, trial(folder.path())).unwrap();
+    std::fs::write(&items, "echo a\n").unwrap();
+    let line = format!("'{PROGRAM}' '{}' < '{}'", config.display(), items.display());
+    for (term, no_color, is_coloured) in [("xterm", "", true), ("xterm", "1", false), ("dumb", "", false)] {
+        // `script`, of Debian's bsdutils, runs the line on a terminal of its own.
+        let output = Command::new("script")
+            .args(["-qec", &line, "/dev/null"])
+            .envs([("TERM", term), ("NO_COLOR", no_color)])
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let shown = text(&output.stdout);
+        assert!(shown.contains("process loaded"), "{shown:?}");
+        assert_eq!(shown.contains('\u{1b}'), is_coloured, "TERM={term} NO_COLOR={no_color}: {shown:?}");
+    }
+}
+
 #[test]
 fn a_trial_says_what_is_wrong_with_its_arguments() {
     let folder = tempfile::tempdir().unwrap();

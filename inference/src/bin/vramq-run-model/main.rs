@@ -11,12 +11,13 @@ mod program;
 mod trial;
 
 use std::fmt::Display;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
 use vramq_inference::process::keeper;
 use vramq_inference::process::stderr::printable;
+use vramq_program::{has_colours, write_error_line};
 
 use arguments::{Asked, Source, Trial, USAGE};
 
@@ -53,9 +54,7 @@ fn main() -> ExitCode {
 
 fn run(trial: Trial) -> u8 {
     // The program's output is logged. Internal errors of the log are not printed: that panics if standard error is closed.
-    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let is_coloured = !no_color && std::io::stderr().is_terminal();
-    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(is_coloured);
+    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(has_colours());
     lines.log_internal_errors(false).without_time().with_target(false).init();
     let config = match &trial.source {
         Source::Config { file, model } => config::read(Path::new(file), model.as_deref()),
@@ -88,5 +87,5 @@ fn printed(text: &str) -> ExitCode {
 /// A line for a person, on standard error, if somebody still reads it. The program's own words in it may have sequences that a terminal
 /// would obey.
 fn tell(line: impl Display) {
-    let _ = writeln!(std::io::stderr(), "{}", printable(line.to_string().as_bytes()));
+    write_error_line(format_args!("{}", printable(line.to_string().as_bytes())));
 }
