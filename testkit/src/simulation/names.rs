@@ -8,7 +8,7 @@ use vramq_schemas::topology::{
 use super::broker::{Command, ExchangeKind, Name, Overflow, QueueKind, QueueOptions};
 use super::plan::Plan;
 
-/// As the worker declares it (`worker/src/broker/topology.rs`).
+/// As the worker declares it (`worker/src/broker/queue_arguments.rs`).
 const DELIVERY_LIMIT: i64 = 20;
 const NO_DELIVERY_LIMIT: i64 = i32::MAX as i64;
 const CLASSIC_PRIORITY_MAX: u8 = 9;

@@ -25,6 +25,7 @@ mod progress_replies;
 mod progress_turns;
 mod proven_nodes;
 pub mod publisher;
+mod queue_arguments;
 pub mod received;
 mod reply_connection;
 mod reply_queues;
