@@ -5,6 +5,7 @@
 mod broker;
 pub mod cli;
 mod device;
+mod dotted;
 mod gpus;
 mod listen;
 mod process;
@@ -207,7 +208,7 @@ impl Config {
             }
         };
         for (path, value) in overrides {
-            if let Err(what) = read::put(&mut table, path, value) {
+            if let Err(what) = dotted::put(&mut table, path, value) {
                 faults.add(path, what);
             }
         }
@@ -231,7 +232,7 @@ pub fn keys() -> Vec<String> {
     let mut table = Table::new();
     // A model and a store, so that their keys are asked for; the values do not matter.
     for (path, value) in [("model.NAME.engine", "echo"), ("store.NAME.url", "file:///")] {
-        let put = read::put(&mut table, path, value);
+        let put = dotted::put(&mut table, path, value);
         debug_assert!(put.is_ok(), "{path}");
     }
     let place = Place { folder: PathBuf::new(), scratch: PathBuf::new() };

@@ -4,7 +4,6 @@ use std::num::{NonZeroU16, NonZeroU32};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use toml::{Table, Value};
 use vramq_core::poison_policy::PoisonPolicy;
 use vramq_program::no_folder;
 use vramq_schemas::BODY_BYTES_MAX;
@@ -65,40 +64,6 @@ const LARGE_TURN_S_DEFAULT: u32 = 30;
 
 /// Frequent enough for a person who watches, rare enough that a thousand workers are no load.
 const HEARTBEAT_S_DEFAULT: u32 = 5;
-
-/// Tables within a model's table. A model whose own name ends in `.env` or `.vram` can be configured in the file only.
-const MODEL_TABLES: [&str; 2] = ["env", "vram"];
-
-/// Sets a value at a dotted path, and creates the tables on the way. In `model.NAME.key` the name may contain dots.
-pub(super) fn put(table: &mut Table, path: &str, value: &str) -> Result<(), String> {
-    let parts = split(path);
-    let Some((last, parents)) = parts.split_last() else {
-        return Err("names no key".to_owned());
-    };
-    let mut at = table;
-    for parent in parents {
-        at = match at.entry((*parent).to_owned()).or_insert_with(|| Value::Table(Table::new())) {
-            Value::Table(inner) => inner,
-            _ => return Err(format!("`{parent}` is not a table")),
-        };
-    }
-    at.insert((*last).to_owned(), Value::String(value.to_owned()));
-    Ok(())
-}
-
-fn split(path: &str) -> Vec<&str> {
-    let parts: Vec<_> = path.split('.').collect();
-    match (path.strip_prefix("model."), parts.len()) {
-        (Some(rest), 4..) => match rest.rsplit_once('.') {
-            Some((before, key)) => match before.rsplit_once('.') {
-                Some((name, table)) if MODEL_TABLES.contains(&table) => vec!["model", name, table, key],
-                _ => vec!["model", before, key],
-            },
-            None => parts,
-        },
-        _ => parts,
-    }
-}
 
 pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
     let broker = broker(root.section("broker"));
