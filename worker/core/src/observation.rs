@@ -124,11 +124,6 @@ impl End {
     pub fn counts_for_caller(self) -> bool {
         matches!(self, Self::Replied | Self::DeadLettered(_) | Self::Rejected(_))
     }
-
-    /// Whether the job ends with an ack.
-    pub fn is_acked(self) -> bool {
-        !matches!(self, Self::GivenBack | Self::Rejected(_))
-    }
 }
 
 /// Why a job is tried again.
@@ -230,21 +225,19 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_is_still_at_the_broker_is_not_acked_and_one_without_results_does_not_count_for_its_caller()
-    {
+    fn a_job_without_results_does_not_count_for_its_caller() {
         let (crashed, requeued) = (Reason::Crashed, End::Requeued(Cause::Delayed));
-        // With whether it is acked, and whether it counts for its caller.
         let ends = [
-            (End::Replied, true, true),
-            (End::DeadLettered(crashed), true, true),
-            (End::Rejected(crashed), false, true),
-            (End::GivenBack, false, false),
-            (requeued, true, false),
-            (End::AlreadySettled, true, false),
-            (End::Withdrawn, true, false),
+            (End::Replied, true),
+            (End::DeadLettered(crashed), true),
+            (End::Rejected(crashed), true),
+            (End::GivenBack, false),
+            (requeued, false),
+            (End::AlreadySettled, false),
+            (End::Withdrawn, false),
         ];
-        for (end, is_acked, counts) in ends {
-            assert_eq!((end.is_acked(), end.counts_for_caller()), (is_acked, counts), "{end:?}");
+        for (end, counts) in ends {
+            assert_eq!(end.counts_for_caller(), counts, "{end:?}");
         }
     }
 }
