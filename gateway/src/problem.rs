@@ -285,7 +285,7 @@ impl Problem {
 }
 
 /// The whole seconds of a `Retry-After`: at least 1, at most [`RETRY_AFTER_S_MAX`].
-pub fn retry_after_s(wait: Duration) -> u64 {
+fn retry_after_s(wait: Duration) -> u64 {
     wait.as_secs_f64().ceil().clamp(1.0, RETRY_AFTER_S_MAX as f64) as u64
 }
 

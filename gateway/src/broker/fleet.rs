@@ -13,7 +13,7 @@ use super::rates::Rates;
 const WORKERS_MAX: usize = 1_000;
 
 /// Bytes of a heartbeat that is read. One of a hundred models has some 50 KiB.
-pub const HEARTBEAT_BYTES_MAX: usize = 256 * 1024;
+const HEARTBEAT_BYTES_MAX: usize = 256 * 1024;
 
 /// Samples of a worker's memory: ten minutes at the default interval.
 const SAMPLES_MAX: usize = 120;

@@ -24,7 +24,7 @@ const HTML: &str = "text/html; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 
-pub const OPENAPI: &str = include_str!("../../page/openapi.json");
+const OPENAPI: &str = include_str!("../../page/openapi.json");
 
 /// `GET /`.
 pub async fn index() -> Response {

@@ -6,7 +6,7 @@ pub mod reply_to;
 use vramq_schemas::output_name::tenant_of;
 
 /// The longest `vramq-tenant` that is accepted. It is copied into the headers of each attempt.
-pub const TENANT_BYTES_MAX: usize = 128;
+const TENANT_BYTES_MAX: usize = 128;
 
 /// A worker's rules for publishers; by default they may name any queue, and no user may name tenants.
 #[derive(Clone, Debug, Default)]
