@@ -343,5 +343,8 @@ mod tests {
         {
             assert!(url.parse::<Address>().is_err(), "{url}");
         }
+        // The parser ignores options that it does not know.
+        let refused = "amqp://a,b/v?heartbeat=7&hartbeat=1".parse::<Address>().unwrap_err();
+        assert!(refused.to_string().contains("the option hartbeat is unknown"), "{refused}");
     }
 }
