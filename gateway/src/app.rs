@@ -364,3 +364,20 @@ pub fn draining() -> Problem {
 fn too_many(code: &'static str, message: String, after: Duration) -> Problem {
     Problem::busy(StatusCode::TOO_MANY_REQUESTS, code, message, after)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_refused_because_of_others_says_nothing_of_how_long_those_of_its_caller_take() {
+        const HALF_MINUTE: Duration = Duration::from_secs(30);
+        let (all, of_caller, now) = (InFlight::default(), InFlight::default(), Instant::now());
+        let _of_others = all.enter(1, now).unwrap();
+        let _before = of_caller.enter(2, now).unwrap();
+        let refused = Permits::new(&all, 1, of_caller.enter(2, now).unwrap()).unwrap_err();
+        assert_eq!(refused.code, "overloaded");
+        // None has ended yet, so the one before is expected to take as long again.
+        assert_eq!(of_caller.enter(1, now + HALF_MINUTE).unwrap_err(), HALF_MINUTE);
+    }
+}

@@ -71,4 +71,15 @@ mod tests {
         drop((of_a, again, others));
         assert!(permit("e").is_some());
     }
+
+    #[test]
+    fn a_job_not_followed_because_of_others_says_nothing_of_how_long_those_of_its_caller_take() {
+        const HALF_MINUTE: Duration = Duration::from_secs(30);
+        let (permits, now) = (FollowPermits::default(), Instant::now());
+        let _before = permits.permit("a", now).unwrap();
+        let _of_others = permits.all.take(FOLLOWED_MAX - 1, FOLLOWED_MAX, now).unwrap();
+        assert!(permits.permit("a", now).is_err());
+        // None has ended yet, so the one before is expected to take as long again.
+        assert_eq!(permits.shares.of("a").enter(1, now + HALF_MINUTE).unwrap_err(), HALF_MINUTE);
+    }
 }
