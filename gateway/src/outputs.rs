@@ -29,6 +29,8 @@ pub struct OutputStore {
     source: Source,
     /// What its URLs begin with.
     base: Option<Url>,
+    /// How long it may take to open an output.
+    opened_within: Duration,
 }
 
 enum Source {
@@ -53,6 +55,8 @@ pub struct StoredOutput {
     pub at: SystemTime,
     content: Content,
     reference: Reference,
+    /// As of its store.
+    opened_within: Duration,
 }
 
 /// Where its bytes are read.
@@ -78,12 +82,14 @@ impl OutputStore {
             Place::Folder(folder) => {
                 let threads = FolderThreads::new(folder);
                 let source = Source::Folder(Arc::new(Folder::new(folder.clone())), threads);
-                Self { source, base: Url::from_directory_path(folder).ok() }
+                Self::of(source, Url::from_directory_path(folder).ok())
             }
-            Place::Cloud(cloud) => {
-                Self { source: Source::Cloud(cloud.objects()), base: Some(cloud.url().clone()) }
-            }
+            Place::Cloud(cloud) => Self::of(Source::Cloud(cloud.objects()), Some(cloud.url().clone())),
         }
+    }
+
+    fn of(source: Source, base: Option<Url>) -> Self {
+        Self { source, base, opened_within: OPENED_WITHIN }
     }
 
     /// Whether a URL is inside this store, or the store itself.
@@ -109,13 +115,14 @@ impl OutputStore {
     }
 
     async fn found(&self, uri: &str, head: bool) -> Result<StoredOutput, Problem> {
-        timeout(OPENED_WITHIN, self.opened(uri, head)).await.unwrap_or_else(|_| Err(silent()))
+        timeout(self.opened_within, self.opened(uri, head)).await.unwrap_or_else(|_| Err(silent()))
     }
 
     async fn opened(&self, uri: &str, head: bool) -> Result<StoredOutput, Problem> {
         let reference = Reference::parse(uri).map_err(|error| broken(uri, &format!("{error:?}")))?;
         // Names of outputs consist of ASCII letters, digits and hyphens.
         let name = reference.segments.last().cloned().unwrap_or_default();
+        let opened_within = self.opened_within;
         match &self.source {
             Source::Folder(folder, threads) => {
                 let folder = Arc::clone(folder);
@@ -131,7 +138,7 @@ impl OutputStore {
                 })?;
                 not_emptied(uri, bytes, &reference)?;
                 let content = Content::File(file, Arc::clone(threads));
-                Ok(StoredOutput { bytes, at, content, reference })
+                Ok(StoredOutput { bytes, at, content, reference, opened_within })
             }
             Source::Cloud(objects) => {
                 let path = Path::from(String::from_utf8_lossy(&name).as_ref());
@@ -140,7 +147,7 @@ impl OutputStore {
                 let (bytes, at) = (found.meta.size, found.meta.last_modified.into());
                 not_emptied(uri, bytes, &reference)?;
                 let content = Content::Object(Arc::clone(objects), Box::new(found));
-                Ok(StoredOutput { bytes, at, content, reference })
+                Ok(StoredOutput { bytes, at, content, reference, opened_within })
             }
         }
     }
@@ -199,7 +206,7 @@ impl StoredOutput {
             Content::Object(objects, described) => {
                 let (path, options) = (described.meta.location.clone(), GetOptions::new());
                 let options = options.with_range(Some(GetRange::Bounded(part)));
-                let found = timeout(OPENED_WITHIN, objects.get_opts(&path, options)).await;
+                let found = timeout(self.opened_within, objects.get_opts(&path, options)).await;
                 let found = found.map_err(|_| silent())?.map_err(|error| not_read(&uri, &error))?;
                 Ok(object_pieces(found))
             }
@@ -265,6 +272,9 @@ fn broken(uri: &str, error: &dyn std::fmt::Display) -> Problem {
 #[cfg(test)]
 mod tests {
     use futures_util::TryStreamExt as _;
+    use object_store::ObjectStoreExt as _;
+    use object_store::memory::InMemory;
+    use object_store::throttle::{ThrottleConfig, ThrottledStore};
 
     use super::*;
 
@@ -291,6 +301,26 @@ mod tests {
         }
         let none = store.open(&format!("file:///elsewhere/name-1#sha256={SHA256_OF_TEST}")).await;
         assert_eq!(none.err().unwrap().status, 404);
+    }
+
+    /// A request that waited for such a store would hold its permits for as long.
+    #[tokio::test]
+    async fn a_place_that_does_not_open_an_output_is_not_waited_for() {
+        let objects = Arc::new(ThrottledStore::new(InMemory::new(), ThrottleConfig::default()));
+        objects.put(&Path::from("name-0"), "test".into()).await.unwrap();
+        let source = Arc::clone(&objects) as Arc<dyn ObjectStore>;
+        let mut store = OutputStore::of(Source::Cloud(source), None);
+        store.opened_within = Duration::from_millis(10);
+        let uri = format!("s3://bucket/out/name-0#sha256={SHA256_OF_TEST}");
+        // It is in memory, and so there at the first look.
+        let described = store.describe(&uri).await.unwrap();
+        objects.config_mut(|config| config.wait_get_per_call = Duration::from_secs(3600));
+        let answers = async {
+            let (opened, part) = (store.open(&uri).await, described.part(0..1).await);
+            [opened.err().unwrap(), part.err().unwrap()]
+        };
+        let answers = timeout(Duration::from_secs(60), answers).await.expect("it waits for the store");
+        assert_eq!(answers, [silent(), silent()]);
     }
 
     #[tokio::test]
