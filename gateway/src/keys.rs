@@ -335,6 +335,29 @@ mod tests {
         .await;
     }
 
+    /// The runtime of this test has one thread, and a look ends once another task runs.
+    #[tokio::test]
+    async fn a_look_at_a_file_system_that_hangs_holds_up_nobody() {
+        static LOOKS: AtomicBool = AtomicBool::new(false);
+        static GOES_ON: AtomicBool = AtomicBool::new(false);
+        tokio::spawn(async {
+            while !LOOKS.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            GOES_ON.store(true, Ordering::Relaxed);
+        });
+        is_read_again(|path| {
+            LOOKS.store(true, Ordering::Relaxed);
+            let began = Instant::now();
+            while !GOES_ON.load(Ordering::Relaxed) {
+                assert!(began.elapsed() < Duration::from_secs(30), "the runtime waits");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            file::read(path)
+        })
+        .await;
+    }
+
     async fn is_read_again(read: fn(&Path) -> Result<String, String>) {
         const DEADLINE: Duration = Duration::from_secs(90);
         let file = tempfile::NamedTempFile::new().unwrap();
