@@ -127,6 +127,29 @@ async fn a_job_waits_for_the_memory_of_those_before_it() {
     assert_eq!(third.await.unwrap().inputs.len(), 1);
 }
 
+/// Otherwise further jobs for a folder that hangs would not count as such.
+#[tokio::test]
+async fn a_job_that_waits_for_memory_names_the_stores_whose_reads_hang() {
+    let (listener, silent, url) = silent_store(16 * KIB).await;
+    let stores = Stores::new(&[silent], 16 * KIB);
+    let wanted = || vec![stores.find(0, &url).unwrap()];
+    let mut first = Box::pin(stores.fetch(wanted(), 64 * KIB, later()));
+    let _connection = tokio::select! {
+        first = &mut first => panic!("{first:?}"),
+        accepted = listener.accept() => accepted.unwrap(),
+    };
+    let no_time = || stores.fetch(wanted(), 64 * KIB, Instant::now());
+    let fault = no_time().await.unwrap_err();
+    assert!(fault.is_transient && fault.stores.is_empty(), "another job waits for its input: {fault:?}");
+    // Its read goes on, and keeps the memory.
+    drop(first);
+    let fault = no_time().await.unwrap_err();
+    assert_eq!((fault.is_transient, &fault.stores[..]), (true, &[StoreIndex(0)][..]), "{fault:?}");
+    let taken =
+        "the host memory for fetched inputs (worker.fetch_mib) is taken; stores that did not answer: silent";
+    assert!(fault.rejection.error.ends_with(taken), "{fault:?}");
+}
+
 #[tokio::test]
 async fn a_store_that_does_not_answer_leaves_the_others_their_part() {
     let (stores, folder) = stores();
