@@ -229,6 +229,25 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_log_misses_no_line_of_a_program_that_has_ended() {
+        let (reader, mut writer) = io::pipe().unwrap();
+        let lines = LINES_PER_SECOND_MAX as usize + 7;
+        writer.write_all("a line\n".repeat(lines).as_bytes()).unwrap();
+        drop(writer);
+        let written = tempfile::NamedTempFile::new().unwrap();
+        let to = tracing_subscriber::fmt().with_ansi(false).with_writer(written.reopen().unwrap()).finish();
+        let _logging = tracing::subscriber::set_default(to);
+        let receiver = Arc::new(pipe::Receiver::from_owned_fd(OwnedFd::from(reader)).unwrap());
+        read_all(receiver, Arc::default(), "m".to_owned()).await;
+        let written = std::fs::read_to_string(written.path()).unwrap();
+        let told = written.split("lines=").skip(1);
+        let left_out: usize =
+            told.filter_map(|rest| rest.split_whitespace().next()?.parse::<usize>().ok()).sum();
+        // A second may end within the test, and then more lines are logged.
+        assert_eq!(written.matches("a line").count() + left_out, lines, "{written}");
+    }
+
+    #[tokio::test]
     async fn one_endless_line_is_cut_and_control_characters_go() {
         let tail = tail_of(|pipe| {
             pipe.write_all(&vec![b'x'; 3 << 20]).unwrap();

@@ -230,3 +230,21 @@ async fn a_pass_that_takes_nothing_is_not_measured_where_its_program_may_keep_me
     assert_eq!(pool.need_of(1.0), Need::Unknown);
     shared.env.close(pool).await;
 }
+
+/// Otherwise its program would give its caches back before each of them.
+#[tokio::test]
+async fn after_many_passes_that_could_not_be_measured_the_next_ones_are_not() {
+    /// As many as are tried in a row.
+    const TRIED: usize = 16;
+    let shared = Shared::new();
+    let pool = shared.env.probe(&format!("env = {{ BASE_MIB = \"{BASE_MIB}\" }}")).await;
+    for item in std::iter::once("leak 500").chain(std::iter::repeat_n("echo x", TRIED - 1)) {
+        let (_, end) = ended(&pool, &[item]).await;
+        assert_eq!(end, PassEnd::Done { peak: None }, "{item}");
+    }
+    // From then on it counts the passes until the next try.
+    let learned = serde_json::to_value(pool.learned()).unwrap();
+    let buckets = learned["buckets"].as_object().unwrap();
+    assert!(buckets.len() == 1 && buckets.values().all(|bucket| bucket["since"] == 0), "{learned}");
+    shared.env.close(pool).await;
+}
