@@ -54,6 +54,21 @@ fn workers_with_one_name_answer_one_by_one() {
     assert!(ends(&responses, None));
 }
 
+/// They do not answer, however long the command waits.
+#[test]
+fn workers_that_do_not_listen_count_among_the_expected_ones() {
+    let named = ["there".to_owned(), "off".to_owned()];
+    let mut how = How::default();
+    how.expect = Some(2);
+    let mut responses = Responses::default();
+    responses.workers = named.iter().map(|name| (name.clone(), Known::default())).collect();
+    responses.not_listening.insert("off".to_owned());
+    assert!(!responses.is_complete(&Command::Pause, &named, &how));
+    responses.answered(answer("there", Outcome::Done), false).unwrap();
+    assert!(responses.is_complete(&Command::Pause, &named, &how));
+    assert_eq!(responses.report(&Command::Pause, &how).unwrap(), exit::FAILED);
+}
+
 #[test]
 fn texts_of_workers_are_escaped() {
     for json in [false, true] {

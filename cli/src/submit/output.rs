@@ -154,3 +154,40 @@ impl Results {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+    use vramq_schemas::Input;
+
+    use super::*;
+
+    fn names(folder: &TempDir) -> Vec<String> {
+        let entries = fs::read_dir(folder.path()).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn of_an_incomplete_output_only_lines_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let create = |name: &str| Results::create(Some(&folder.path().join(name)), false).unwrap();
+        for name in ["out.jsonl", "out.npy"] {
+            assert_eq!(create(name).abandon(), None, "{name}");
+            assert_eq!(names(&folder), [""; 0], "{name}");
+        }
+        let mut results = create("out.jsonl");
+        let item = Item { input: Input::Text("x".to_owned()), id: None };
+        let output = Output::Json(Value::from(7));
+        results.write(0, &item, Some(&output)).unwrap();
+        assert_eq!(results.abandon(), Some((folder.path().join("out.jsonl.partial"), true)));
+        assert_eq!(names(&folder), ["out.jsonl.partial"]);
+    }
+
+    #[test]
+    fn a_numpy_file_without_numbers_does_not_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let results = Results::create(Some(&folder.path().join("out.npy")), false).unwrap();
+        assert!(results.finish().is_err());
+        assert_eq!(names(&folder), [""; 0]);
+    }
+}

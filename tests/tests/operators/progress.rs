@@ -6,7 +6,7 @@ use vramq_tests::on_one_setup;
 use vramq_tests::terminal::Terminal;
 use vramq_tests::test_env::{MODEL, TestEnv};
 
-on_one_setup!(a_bar_is_drawn_and_removed);
+on_one_setup!(a_bar_is_drawn_and_removed, a_terminal_that_takes_no_bar_shows_lines);
 
 async fn a_bar_is_drawn_and_removed(env: &mut TestEnv) -> Result<()> {
     // Its queue stays, so that jobs wait in it.
@@ -31,5 +31,19 @@ async fn a_bar_is_drawn_and_removed(env: &mut TestEnv) -> Result<()> {
     ensure!(!through.contains("/3 items"), "the bar is still there:\n{through}");
     ensure!(terminal.is_restored().await?, "{through}");
     ensure!(std::fs::read_to_string(&output)?.lines().count() == 3);
+    worker.drain().await
+}
+
+/// Such as a console in an editor: it would show the control characters of each bar.
+async fn a_terminal_that_takes_no_bar_shows_lines(env: &mut TestEnv) -> Result<()> {
+    // Its queue stays, so that jobs wait in it.
+    env.worker(&[]).await?.drain().await?;
+    let terminal = Terminal::open(100, 24).await?;
+    terminal.type_line(&format!("export TERM=dumb VRAMQ_BROKER_URL={}; clear", env.url)).await?;
+    terminal.run("vramq", &format!("submit --model {MODEL} -o /dev/null one two three")).await?;
+    terminal.shows("a line", |screen| screen.contains("0 of 3 items")).await?;
+    let worker = env.worker(&[]).await?;
+    let through = terminal.shows("the summary", |screen| screen.contains("3 items answered in ")).await?;
+    ensure!(!through.contains("0/3 items"), "{through}");
     worker.drain().await
 }
