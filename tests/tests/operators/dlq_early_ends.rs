@@ -8,12 +8,12 @@ use tokio::time::timeout;
 use vramq_schemas::Reason;
 use vramq_schemas::topology::{dead_queue, jobs_queue};
 use vramq_tests::dead_letters::{Operator, add_dead_letters, drained, ids, letter, letters, scale};
-use vramq_tests::on_queue_types;
 use vramq_tests::permissions::Permissions;
 use vramq_tests::proxy::{Cut, Proxy};
 use vramq_tests::setup::Queue;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::{DEADLINE, until};
+use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(
     a_full_queue_ends_a_retry_and_the_rest_stays,
@@ -25,6 +25,7 @@ on_queue_types!(
     an_import_that_ends_early_says_that_the_log_lacks_its_end,
     a_retry_that_loses_the_broker_says_what_was_confirmed,
 );
+on_one_setup!(connections_are_closed_also_after_an_error);
 
 /// The queue `small`, which refuses what it has no room for.
 async fn declare_small(env: &TestEnv, kind: Queue, room: i64) -> Result<()> {
@@ -121,6 +122,23 @@ async fn a_drop_that_cannot_write_says_where_the_letters_are(env: &mut TestEnv) 
     found.sort();
     expected.sort();
     ensure!(found == expected, "{} letters", found.len());
+    Ok(())
+}
+
+/// The broker logs a warning for each that just ends.
+async fn connections_are_closed_also_after_an_error(env: &mut TestEnv) -> Result<()> {
+    const KIB: u32 = 8;
+    add_dead_letters(env, vec![letter("big", Reason::Malformed, &"x".repeat(64 << 10))?]).await?;
+    let proxy = Proxy::to(&env.url).await?;
+    let operator = Operator::with_url(proxy.url())?;
+    // An action has a connection to plan, and another one to run.
+    for (action, connections) in
+        [(&["export", "--all", "-o"][..], 1), (&["drop", "--all", "--yes-drop", "1", "--archive"][..], 3)]
+    {
+        let ended = operator.run_with_files_up_to(KIB, &[action, &["big.jsonl"]].concat()).await?;
+        ensure!(ended.code == Some(1) && ended.stderr.contains("is removed"), "{ended:?}");
+        ensure!((proxy.accepted(), proxy.closed()) == (connections, connections), "{ended:?} {proxy:?}");
+    }
     Ok(())
 }
 
