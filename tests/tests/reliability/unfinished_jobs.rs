@@ -9,13 +9,14 @@ use vramq_schemas::{JobHeaders, Reason, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::bert::fixture;
 use vramq_tests::client::{Mailbox, Received};
+use vramq_tests::flow::announce_lost_sessions;
 use vramq_tests::job::Message;
 use vramq_tests::metrics::figures;
-use vramq_tests::on_queue_types;
 use vramq_tests::proxy::Cut;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::SILENCE;
+use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(
     a_drain_requeues_a_large_job,
@@ -28,6 +29,7 @@ on_queue_types!(
     a_pass_of_a_lost_session_is_charged_to_its_own_jobs,
     a_pass_that_waits_for_another_process_is_charged_to_no_job,
 );
+on_one_setup!(a_session_that_begins_while_the_device_is_sick_does_not_consume);
 
 const JOBS: usize = 30;
 
@@ -119,6 +121,26 @@ async fn a_sick_device_costs_no_job(env: &mut TestEnv) -> Result<()> {
     ensure!(counter.duplicates() == 0 && worker.total("dead").await? == 0);
     ensure!(worker.total("handed_over").await? > 0);
     Ok(())
+}
+
+async fn a_session_that_begins_while_the_device_is_sick_does_not_consume(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
+    for text in ["a failpoint is set", "pass failed", "health probe"] {
+        env.announce(text);
+    }
+    let proxy = env.proxy().await?;
+    // The next two probes fail, too, so the device is sick for seconds. Between two sessions no probe runs.
+    let url = format!("broker.url={}", proxy.url());
+    let worker = env.worker(&[&url, "worker.drill=pass=fail,times=5"]).await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    worker.log.wait_for("health probe failed").await?;
+    ensure!(proxy.cut(Cut::Reset) > 0, "no connection to cut");
+    let said = worker.log.wait_for("connected, but not consuming").await?;
+    ensure!(said.text().contains("the health probe fails on the device"), "{}", said.text());
+    let (mut counter, mut replies) = (ReplyCounter::default(), env.replies().await?);
+    counter.collect(&mut replies, JOBS).await?;
+    worker.drain().await?;
+    counter.collect_rest(&mut replies).await
 }
 
 async fn a_device_that_stays_sick_ends_the_worker(env: &mut TestEnv) -> Result<()> {
