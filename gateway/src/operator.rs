@@ -332,7 +332,9 @@ mod tests {
         let _acting = operator.actions.acquire().await.unwrap();
         let mut stops = stopped_by(drained);
         drain.send_replace(Drain::Over);
-        assert_eq!((stops.next().await, stops.next().await), (Stop::Terminated, Stop::Terminated));
+        let both = async { (stops.next().await, stops.next().await) };
+        let both = tokio::time::timeout(Duration::from_secs(60), both).await.expect("it goes on");
+        assert_eq!(both, (Stop::Terminated, Stop::Terminated));
         over.clone().await;
         assert_eq!(operator.is_idle_before(over).now_or_never(), Some(false), "a second wait");
     }

@@ -84,6 +84,11 @@ async fn an_output_that_cannot_be_written_goes_with_its_reply() {
     }
 }
 
+/// Waits for what must not wait for the folder.
+async fn in_time<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(60), work).await.expect("it waits for the folder")
+}
+
 /// A store whose places for writes are taken, and the writes in them, which hang. The permits are those of their threads.
 async fn taken(
     folder: &Path,
@@ -123,7 +128,7 @@ async fn an_output_whose_job_has_no_time_left_goes_with_its_reply() {
     let (store, _permits, _of_jobs, _of_threads) = taken(folder.path(), Duration::from_secs(60)).await;
     let owner = OutputOwner::new("m", None, "job");
     let reply = OutputReply { until: Instant::now(), ..in_a_minute() };
-    let offered = store.offer(&owner, 0, bytes(b"12345"), reply).await.unwrap();
+    let offered = in_time(store.offer(&owner, 0, bytes(b"12345"), reply)).await.unwrap();
     assert_eq!(offered.output, bytes(b"12345"));
     assert_eq!(offered.unwritten.as_deref(), Some(NO_TIME_LEFT));
 }
@@ -137,7 +142,7 @@ async fn an_output_that_waits_when_the_folder_begins_to_hang_waits_no_longer() {
     let mut write = pin!(store.write_unless_hung("name", &prepared, false));
     assert!(poll!(write.as_mut()).is_pending());
     drop(of_jobs);
-    assert_eq!(write.await, None);
+    assert_eq!(in_time(write).await, None);
 }
 
 /// The first output goes with the reply at once. The second one would end the job.

@@ -169,7 +169,8 @@ mod tests {
             let go_on = busy();
             limits.item = Duration::from_millis(1);
             let packing = Packed::of(3, large(), &limits, scratch, &aside, &mut job.cancellation);
-            let end = packing.await.unwrap_err();
+            let packed = tokio::time::timeout(Duration::from_secs(60), packing).await;
+            let end = packed.expect("it waits for the thread").unwrap_err();
             assert!(
                 matches!(&end, PassEnd::DiskFull { detail, .. } if detail.contains("took longer than 0.001 s")),
                 "{end:?}"
