@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use tempfile::NamedTempFile;
 use vramq_tests::on_one_setup;
+use vramq_tests::programs::program;
 use vramq_tests::terminal::Terminal;
 use vramq_tests::test_env::{MODEL, TestEnv};
 
@@ -39,8 +40,9 @@ async fn a_terminal_that_takes_no_bar_shows_lines(env: &mut TestEnv) -> Result<(
     // Its queue stays, so that jobs wait in it.
     env.worker(&[]).await?.drain().await?;
     let terminal = Terminal::open(100, 24).await?;
-    terminal.type_line(&format!("export TERM=dumb VRAMQ_BROKER_URL={}; clear", env.url)).await?;
-    terminal.run("vramq", &format!("submit --model {MODEL} -o /dev/null one two three")).await?;
+    terminal.type_line(&format!("export VRAMQ_BROKER_URL={}; clear", env.url)).await?;
+    let arguments = format!("submit --model {MODEL} -o /dev/null one two three");
+    terminal.type_line(&format!("TERM=dumb {} {arguments}", program("vramq")?.display())).await?;
     terminal.shows("a line", |screen| screen.contains("0 of 3 items")).await?;
     let worker = env.worker(&[]).await?;
     let through = terminal.shows("the summary", |screen| screen.contains("3 items answered in ")).await?;
