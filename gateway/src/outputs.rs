@@ -308,8 +308,8 @@ mod tests {
     async fn a_place_that_does_not_open_an_output_is_not_waited_for() {
         let objects = Arc::new(ThrottledStore::new(InMemory::new(), ThrottleConfig::default()));
         objects.put(&Path::from("name-0"), "test".into()).await.unwrap();
-        let source = Arc::clone(&objects) as Arc<dyn ObjectStore>;
-        let mut store = OutputStore::of(Source::Cloud(source), None);
+        let source = Source::Cloud(Arc::<ThrottledStore<InMemory>>::clone(&objects));
+        let mut store = OutputStore::of(source, None);
         store.opened_within = Duration::from_millis(10);
         let uri = format!("s3://bucket/out/name-0#sha256={SHA256_OF_TEST}");
         // It is in memory, and so there at the first look.

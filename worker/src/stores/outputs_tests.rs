@@ -86,7 +86,7 @@ async fn an_output_that_cannot_be_written_goes_with_its_reply() {
 
 /// Waits for what must not wait for the folder.
 async fn in_time<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(60), work).await.expect("it waits for the folder")
+    timeout(Duration::from_secs(60), work).await.expect("it waits for the folder")
 }
 
 /// A store whose places for writes are taken, and the writes in them, which hang. The permits are those of their threads.
