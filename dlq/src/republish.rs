@@ -16,7 +16,8 @@ use vramq_schemas::{HEADER_BYTES_MAX, JobHeaders, Reason};
 use crate::dead_letter::DeadLetter;
 
 /// RabbitMQ's direct reply-to: the name that a publisher writes. The broker replaces it by the address of the publisher's channel.
-const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
+/// No queue has a name that begins so.
+pub const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
 
 /// Headers that count or describe earlier attempts. A retried job starts without them; otherwise it would be dead-lettered again at once.
 const OF_ENDED_ATTEMPTS: [&str; 11] = [

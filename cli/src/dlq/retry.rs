@@ -3,7 +3,7 @@
 use serde_json::json;
 use vramq_dlq::destination::Target;
 use vramq_dlq::plan::{Kinds, Plan};
-use vramq_dlq::republish::Changes;
+use vramq_dlq::republish::{Changes, DIRECT_REPLIES};
 use vramq_schemas::topology::{RETRY_EXCHANGE, dead_queue};
 
 use super::error::Error;
@@ -118,6 +118,10 @@ fn changes(args: &Args) -> Result<Changes, Error> {
         Some(queue) if queue.starts_with(&dead_queue("")) => {
             Err(Error::Usage("--to: this is a queue of dead letters; name a queue of jobs".to_owned()))
         }
+        // The broker would close the connection over it.
+        Some(queue) if queue.starts_with(DIRECT_REPLIES) => Err(Error::Usage(
+            "--to: this is an address for direct replies, and no queue; name a queue of jobs".to_owned(),
+        )),
         _ => Ok(changes),
     }
 }
@@ -189,9 +193,14 @@ mod tests {
         ] {
             assert!(matches!(parsed(&["--change", wrong]), Err(Error::Usage(_))), "{wrong}");
         }
-        for (queue, why) in [("vramq.dead.minilm", "queue of dead letters"), ("", "--to: name a queue")] {
-            let error = parsed(&["--to", queue]).unwrap_err().to_string();
-            assert!(error.contains(why), "{error}");
+        for (queue, why) in [
+            ("vramq.dead.minilm", "queue of dead letters"),
+            ("", "--to: name a queue"),
+            ("amq.rabbitmq.reply-to", "address for direct replies"),
+            ("amq.rabbitmq.reply-to.x.y", "address for direct replies"),
+        ] {
+            let error = parsed(&["--to", queue]).unwrap_err();
+            assert!(matches!(error, Error::Usage(_)) && error.to_string().contains(why), "{error}");
         }
     }
 }

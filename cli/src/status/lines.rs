@@ -84,7 +84,12 @@ fn no_workers(fleet: &Fleet) -> Vec<Line> {
             Severity::Warning,
         ),
     };
-    vec![Line::new(why, severity)]
+    let mut lines = vec![Line::new(why, severity)];
+    if fleet.has_exchange == Some(true) {
+        let alarm = "or the broker is short of memory or disk, and holds heartbeats back: then `/readyz` of a worker says `blocked`";
+        lines.push(Line::new(alarm, Severity::Dim));
+    }
+    lines
 }
 
 #[cfg(test)]
@@ -203,7 +208,12 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
         fleet.has_exchange = Some(false);
         assert!(texts(&fleet, start).contains("there is no exchange vramq.status"));
         fleet.has_exchange = Some(true);
-        assert!(texts(&fleet, start).starts_with("no worker was heard: none is connected"));
+        let nobody = texts(&fleet, start);
+        assert!(nobody.starts_with("no worker was heard: none is connected"), "{nobody}");
+        assert!(
+            nobody.contains("\nor the broker is short of memory or disk, and holds heartbeats back"),
+            "{nobody}"
+        );
         let mut paused = heartbeat("b");
         paused.state = WorkerState::Paused;
         paused.reason = Some("paused by an operator".to_owned());
