@@ -8,9 +8,10 @@ use common::{
     ENCODINGS, any_failure, any_job, any_outputs, as_read, failure, jobs, outputs, progress, sparse,
 };
 use proptest::prelude::*;
+use serde_json::Value;
 use vramq_schemas::{
-    DecodeError, Embedding, Encoding, Failure, ITEMS_MAX, ItemProgress, Job, Output, Outputs,
-    PARAMS_BYTES_MAX, Sparse, Values, codec,
+    DecodeError, Embedding, Encoding, Failure, ITEMS_MAX, Input, ItemProgress, Job, JsonText, Output,
+    Outputs, PARAMS_BYTES_MAX, Params, Sparse, Values, codec,
 };
 
 /// Decodes as everything; the only wrong thing is a panic.
@@ -124,6 +125,40 @@ fn only_json_inputs_need_the_second_version() {
             }
             (_, read) => assert_eq!(read.as_ref(), Ok(&job), "{name}"),
         }
+    }
+}
+
+/// As texts, which tell -0.0 from 0.0 and 1 from 1.0.
+#[test]
+fn numbers_of_json_come_back_bit_for_bit() {
+    let doubles = [
+        0.942_450_283_777_050_3,
+        2.225_073_858_507_201e-308,
+        5e-324,
+        f64::MAX,
+        0.1 + 0.2,
+        9_007_199_254_740_992.0,
+        1.0,
+        -0.0,
+    ];
+    let integers = [Value::from(i64::MIN), Value::from(u64::MAX), Value::from(9_007_199_254_740_993_u64)];
+    let numbers: Vec<Value> = doubles.into_iter().map(Value::from).chain(integers).collect();
+    let numbers = Value::from(numbers);
+    let text = numbers.to_string();
+    let job = Job {
+        model: "m".to_owned(),
+        inputs: vec![Input::Json(JsonText::from(&numbers))],
+        params: Params([("numbers".to_owned(), numbers.clone())].into_iter().collect()),
+    };
+    let outputs = Outputs { model: "m".to_owned(), outputs: vec![Output::Json(numbers)] };
+    for encoding in ENCODINGS {
+        let job: Job = codec::decode(&codec::encode(&job, encoding).unwrap(), encoding).unwrap();
+        assert_eq!(job.params.0["numbers"].to_string(), text, "{encoding:?}");
+        let [Input::Json(input)] = &job.inputs[..] else { panic!("{job:?}") };
+        assert_eq!(input.as_str(), text, "{encoding:?}");
+        let read: Outputs = codec::decode(&codec::encode(&outputs, encoding).unwrap(), encoding).unwrap();
+        let [Output::Json(output)] = &read.outputs[..] else { panic!("{read:?}") };
+        assert_eq!(output.to_string(), text, "{encoding:?}");
     }
 }
 

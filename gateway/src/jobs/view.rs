@@ -266,7 +266,11 @@ mod tests {
     async fn an_answer_is_read_as_it_was_written() {
         let text = |text: &str| text.to_owned();
         let answer = Answer {
-            outputs: vec![Output::Json(json!({"a": [1, 2.5]})), Output::Uri(text("s3://b/c"))],
+            // The long ones are doubles that a parser easily takes for their neighbours.
+            outputs: vec![
+                Output::Json(json!({"a": [1, 2.5, 0.942_450_283_777_050_3, 2.225_073_858_507_201e-308]})),
+                Output::Uri(text("s3://b/c")),
+            ],
             tokens: Some(7),
             model_revisions: vec![text("r")],
             worker: text("w"),

@@ -62,6 +62,41 @@ async fn parameters_budget_and_deadline_reach_the_model() {
     env.close(pool).await;
 }
 
+/// As inputs, parameters and outputs. Compared as texts, which tell -0.0 from 0.0 and 1 from 1.0.
+#[tokio::test]
+async fn numbers_come_and_go_bit_for_bit() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    let mut state = 5_u64;
+    let random = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 11) as f64 / (1_u64 << 53) as f64
+    });
+    let hard = [
+        0.942_450_283_777_050_3,
+        2.225_073_858_507_201e-308,
+        5e-324,
+        f64::MAX,
+        0.1 + 0.2,
+        9_007_199_254_740_992.0,
+        1.0,
+        -0.0,
+    ];
+    let integers = [json!(i64::MIN), json!(u64::MAX), json!(9_007_199_254_740_993_u64)];
+    let doubles = random.take(400).chain(hard).map(Value::from);
+    let numbers = Value::from(doubles.chain(integers).collect::<Vec<_>>());
+    let mut params = Map::new();
+    params.insert("numbers".to_owned(), numbers.clone());
+    let items = vec![Item::Json(json!({"numbers": numbers}).into()), Item::Text("params".to_owned())];
+    let request = PassRequest { items, params, ..PassRequest::default() };
+    let (outputs, end) = pool.run(request).unwrap().finish().await;
+    assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
+    let outputs: Vec<Value> = outputs.into_iter().map(json).collect();
+    assert_eq!(outputs[0]["numbers"].to_string(), numbers.to_string());
+    assert_eq!(outputs[1]["params"]["numbers"].to_string(), numbers.to_string());
+    env.close(pool).await;
+}
+
 #[tokio::test]
 async fn progress_comes_between_the_outputs() {
     let env = Env::new();
