@@ -12,6 +12,9 @@ import { DIGEST } from './withdraw.js'
 const SHORT_BYTES_MAX = 255
 // What amqplib encodes; workers take 120 KiB. And 49 days: RabbitMQ counts milliseconds in 32 bits.
 export const limits = { headerBytes: 64 * 1024, expirationMs: 2 ** 32 - 1 }
+// The revision of the model that a job demands, as workers take it.
+const MODEL_REVISION = 'vramq-model-revision'
+const MODEL_REVISION_BYTES_MAX = 256
 const PRIORITY_MAX = 255
 const BATCH_HINT_MAX = 2 ** 32 - 1
 
@@ -40,10 +43,17 @@ export function messageProperties({ id, replyTo, userId, priority, expirationMs,
   }
   const { value: table, bytes } = encodable(all)
   if (bytes > limits.headerBytes) throw new InvalidJob(`the job's headers take ${bytes} bytes, at most ${limits.headerBytes} are allowed`)
+  checkRevision(table[MODEL_REVISION])
   return {
     messageId: id, userId, appId, correlationId: id, replyTo, priority, contentType, persistent: true, mandatory: true,
     timestamp: Math.floor(Date.now() / 1000), ...(expirationMs !== undefined && { expiration: String(expirationMs) }), headers: table,
   }
+}
+
+function checkRevision(revision) {
+  if (typeof revision !== 'string' && !Buffer.isBuffer(revision)) return
+  const bytes = Buffer.byteLength(revision)
+  if (bytes > MODEL_REVISION_BYTES_MAX) throw new InvalidJob(`headers.${MODEL_REVISION} has ${bytes} bytes, at most ${MODEL_REVISION_BYTES_MAX} are allowed`)
 }
 
 function shortText(name, text) {

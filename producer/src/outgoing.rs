@@ -11,7 +11,8 @@ use vramq_schemas::headers::{BATCH_HINT, MODEL_REVISION, TRACEPARENT, TRACESTATE
 use vramq_schemas::topology::{JOBS_EXCHANGE, check_model_name};
 use vramq_schemas::withdrawal::{DIGEST, Withdrawal};
 use vramq_schemas::{
-    BODY_BYTES_MAX, Encoding, HEADER_BYTES_MAX, ITEMS_MAX, Input, Job, codec, fields, is_tracestate,
+    BODY_BYTES_MAX, Encoding, HEADER_BYTES_MAX, ITEMS_MAX, Input, Job, MODEL_REVISION_BYTES_MAX, codec,
+    fields, is_tracestate,
 };
 
 use crate::error::PublishError;
@@ -197,7 +198,20 @@ fn headers(options: &SubmitOptions) -> Result<FieldTable, PublishError> {
     for (name, value) in &options.headers {
         table.insert(short("headers", name)?, whole(value));
     }
+    check_revision(&table)?;
     Ok(table)
+}
+
+/// The revision that a job demands, by its option or as a header of the caller.
+fn check_revision(headers: &FieldTable) -> Result<(), PublishError> {
+    match headers.inner().get(MODEL_REVISION) {
+        Some(AMQPValue::LongString(revision)) if revision.len() > MODEL_REVISION_BYTES_MAX => {
+            let bytes = revision.len();
+            let problem = format!("{bytes} bytes, at most {MODEL_REVISION_BYTES_MAX} are allowed");
+            Err(PublishError::Option { name: "model_revision", problem })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A text as a header's value. Not cut: two tenants could become one, and another revision would be demanded.

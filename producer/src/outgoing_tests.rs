@@ -40,10 +40,26 @@ async fn with_headers(options: SubmitOptions) -> Result<FieldTable, PublishError
 async fn long_texts_in_headers_are_whole() {
     let long = "é".repeat(20 * 1024);
     let headers = vec![(TENANT.to_owned(), long.clone())];
-    let options = SubmitOptions { model_revision: Some(long.clone()), headers, ..SubmitOptions::default() };
-    let table = with_headers(options).await.unwrap();
-    for name in [TENANT, MODEL_REVISION] {
-        assert_eq!(fields::as_text(&table.inner()[name]).as_deref(), Some(long.as_str()), "{name}");
+    let table = with_headers(SubmitOptions { headers, ..SubmitOptions::default() }).await.unwrap();
+    assert_eq!(fields::as_text(&table.inner()[TENANT]).as_deref(), Some(long.as_str()));
+}
+
+#[tokio::test]
+async fn a_revision_is_refused_that_no_worker_takes() {
+    let as_option =
+        |revision: String| SubmitOptions { model_revision: Some(revision), ..SubmitOptions::default() };
+    let as_header = |revision| SubmitOptions {
+        headers: vec![(MODEL_REVISION.to_owned(), revision)],
+        ..SubmitOptions::default()
+    };
+    for options in [as_option("é".repeat(128)), as_header("é".repeat(128))] {
+        let table = with_headers(options).await.unwrap();
+        let revision = fields::as_text(&table.inner()[MODEL_REVISION]);
+        assert_eq!(revision.map(|text| text.len()), Some(MODEL_REVISION_BYTES_MAX));
+    }
+    for options in [as_option("é".repeat(128) + "x"), as_header("é".repeat(128) + "x")] {
+        let error = with_headers(options).await.unwrap_err();
+        assert_eq!(error.to_string(), "option `model_revision`: 257 bytes, at most 256 are allowed");
     }
 }
 

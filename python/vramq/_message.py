@@ -25,6 +25,9 @@ SHORT_BYTES_MAX = 255
 HEADER_NAME_BYTES_MAX = 128
 # What workers take. A frame has 128 KiB, unless the broker is set otherwise.
 HEADER_BYTES_MAX = 120 << 10
+# The revision of the model that a job demands, as workers take it.
+MODEL_REVISION = "vramq-model-revision"
+MODEL_REVISION_BYTES_MAX = 256
 # Headers within headers, as workers read them.
 HEADER_DEPTH_MAX = 32
 PRIORITY_MAX = 255
@@ -109,6 +112,11 @@ def _headers(headers):
         raise InvalidJob(f"headers is a {type(headers).__name__}, and has to be a dict")
     headers = dict(headers)
     _check_header("headers", headers, 0)
+    revision = headers.get(MODEL_REVISION)
+    if isinstance(revision, (str, bytearray)):
+        size = len(revision.encode() if isinstance(revision, str) else revision)
+        if size > MODEL_REVISION_BYTES_MAX:
+            raise InvalidJob(f"headers.{MODEL_REVISION} has {size} bytes, at most {MODEL_REVISION_BYTES_MAX} are allowed")
     return headers
 
 

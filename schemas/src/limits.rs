@@ -18,3 +18,6 @@ pub const PARAMS_BYTES_MAX: usize = 64 * 1024;
 /// The longest name of a model, in bytes: with the prefixes of [`topology`](crate::topology) it still fits an
 /// AMQP short string of 255.
 pub const MODEL_NAME_BYTES_MAX: usize = 128;
+
+/// The longest revision that a job may demand, in bytes: room for several digests, and little of the frame that headers share.
+pub const MODEL_REVISION_BYTES_MAX: usize = 256;

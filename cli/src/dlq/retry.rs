@@ -4,6 +4,7 @@ use serde_json::json;
 use vramq_dlq::destination::Target;
 use vramq_dlq::plan::{Kinds, Plan};
 use vramq_dlq::republish::{Changes, DIRECT_REPLIES};
+use vramq_schemas::MODEL_REVISION_BYTES_MAX;
 use vramq_schemas::topology::{RETRY_EXCHANGE, dead_queue};
 
 use super::error::Error;
@@ -104,11 +105,11 @@ fn changes(args: &Args) -> Result<Changes, Error> {
                     Some(ms.ok_or_else(|| wrong("it must be a time like 30m, of less than 50 days"))?);
             }
             "model-revision" => {
-                let revision = Some(value.to_owned()).filter(|value| !value.is_empty());
-                changes.model_revision =
-                    Some(revision.ok_or_else(|| {
-                        wrong("it must be a revision, as `vramq status --json` shows them")
-                    })?);
+                let fits = (1..=MODEL_REVISION_BYTES_MAX).contains(&value.len());
+                let revision = fits.then(|| value.to_owned());
+                changes.model_revision = Some(revision.ok_or_else(|| {
+                    wrong("it must be a revision, as `vramq status --json` shows them, of at most 256 bytes")
+                })?);
             }
             _ => return Err(wrong("it must be batch-hint=…, priority=…, expiration=… or model-revision=…")),
         }
@@ -189,6 +190,7 @@ mod tests {
             "expiration=50d",
             "expiration=1200h",
             "model-revision=",
+            &format!("model-revision={}", "x".repeat(257)),
             "model=x",
         ] {
             assert!(matches!(parsed(&["--change", wrong]), Err(Error::Usage(_))), "{wrong}");

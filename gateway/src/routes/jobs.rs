@@ -11,7 +11,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use tokio::time::timeout;
 use vramq_producer::{Input, Params, PublishError};
-use vramq_schemas::ITEMS_MAX;
+use vramq_schemas::{ITEMS_MAX, MODEL_REVISION_BYTES_MAX};
 
 use super::found_job::{Claimed, FoundJob, RepeatedRequest, find_by_id};
 use super::idempotency::idempotency_key;
@@ -53,7 +53,7 @@ pub struct JobRequest {
 
 impl JobRequest {
     /// # Errors
-    /// It has no inputs, or too many, or no batch could be as small as it hints.
+    /// It has no inputs, or too many, no batch could be as small as it hints, or no revision is as long as the one that it demands.
     fn check(&self) -> Result<(), Problem> {
         if self.inputs.is_empty() {
             return Err(Problem::invalid("`inputs` is an empty list").about("inputs"));
@@ -64,6 +64,12 @@ impl JobRequest {
         }
         if self.batch_hint == Some(0) {
             return Err(Problem::invalid("`batch_hint` is 0; it must be at least 1").about("batch_hint"));
+        }
+        let bytes = self.model_revision.as_deref().map_or(0, str::len);
+        if bytes > MODEL_REVISION_BYTES_MAX {
+            let message =
+                format!("`model_revision` has {bytes} bytes; at most {MODEL_REVISION_BYTES_MAX} are allowed");
+            return Err(Problem::invalid(message).about("model_revision"));
         }
         Ok(())
     }
