@@ -183,7 +183,8 @@ impl Problem {
 
     /// Why a job has no result, by the code and the message of [`unanswered`](Self::unanswered).
     pub fn of_code(code: &str, message: String) -> Self {
-        if let Ok(reason) = code.parse::<Reason>() {
+        let other = (code == Reason::Other.as_str()).then_some(Reason::Other);
+        if let Some(reason) = code.parse::<Reason>().ok().or(other) {
             return Self::unanswered(&JobError::Failed(JobFailed {
                 reason,
                 error: message,
@@ -314,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_dead_letter_is_never_to_be_sent_again() {
-        for reason in Reason::ALL {
+        for reason in Reason::ALL.into_iter().chain([Reason::Other]) {
             let problem = failed(reason);
             assert_eq!(problem.retry, Retry::No, "{reason}");
             let expected = if matches!(reason, Reason::TooLarge | Reason::OutOfMemory) { 413 } else { 422 };

@@ -46,9 +46,14 @@ pub enum Reason {
     ReferenceMismatch,
     /// A store did not work for as long as the job may wait for it, or did not take an output that is too large for a reply.
     StoreUnavailable,
+    /// One that this version does not know, of a later worker. Only read: it has no name on the wire. It stays the last variant, so that a new
+    /// one before it has a number of its own in bincode.
+    #[serde(other, skip_serializing)]
+    Other,
 }
 
 impl Reason {
+    /// Those of this version.
     pub const ALL: [Self; 18] = [
         Self::Malformed,
         Self::UnsupportedEncoding,
@@ -70,7 +75,7 @@ impl Reason {
         Self::StoreUnavailable,
     ];
 
-    /// The name on the wire.
+    /// The name on the wire; of [`Other`](Self::Other), which has none, a word for people.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Malformed => "malformed",
@@ -91,6 +96,7 @@ impl Reason {
             Self::ReferenceMissing => "reference-missing",
             Self::ReferenceMismatch => "reference-mismatch",
             Self::StoreUnavailable => "store-unavailable",
+            Self::Other => "other",
         }
     }
 }

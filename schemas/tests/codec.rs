@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 use vramq_schemas::{
     DecodeError, Embedding, Encoding, Failure, ITEMS_MAX, Input, ItemProgress, Job, JsonText, Output,
-    Outputs, PARAMS_BYTES_MAX, Params, Sparse, Values, codec,
+    Outputs, PARAMS_BYTES_MAX, Params, Reason, Sparse, Values, codec,
 };
 
 /// Decodes as everything; the only wrong thing is a panic.
@@ -110,6 +110,22 @@ fn the_versions_and_the_tails_of_bincode() {
     for body in [&[][..], &good[..1], &good[..good.len() - 1], &[&good[..], &[0]].concat()] {
         assert!(matches!(decode(body), Err(DecodeError::Malformed(_))), "{body:?}");
     }
+}
+
+/// A worker of a later version may have a reason that this side does not know. Its text still counts.
+#[test]
+fn an_unknown_reason_is_another_one() {
+    let failure = Failure { reason: Reason::StoreUnavailable, error: "why".to_owned() };
+    for encoding in ENCODINGS {
+        let mut body = codec::encode(&failure, encoding).unwrap();
+        // A letter of its name, or in bincode the number of the variant.
+        let at = body.windows(5).position(|word| word == b"store").unwrap_or(1);
+        body[at] = b'x';
+        let read = codec::decode::<Failure>(&body, encoding).unwrap();
+        assert_eq!((read.reason, read.error.as_str()), (Reason::Other, "why"), "{encoding:?}");
+        assert!(codec::encode(&read, encoding).is_err(), "no worker fails a job so");
+    }
+    assert!("other".parse::<Reason>().is_err());
 }
 
 /// A worker from before JSON inputs rejects only bodies with JSON inputs as `unsupported-encoding`: no other body is of version 2.

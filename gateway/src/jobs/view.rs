@@ -308,6 +308,7 @@ mod tests {
         let errors = [
             failed(Reason::InvalidInput),
             failed(Reason::OutOfMemory),
+            failed(Reason::Other),
             JobError::InvalidReply(text("why")),
             JobError::ReplyQueueLost,
         ];

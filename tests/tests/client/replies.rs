@@ -112,6 +112,29 @@ async fn a_failed_job_keeps_what_was_answered() {
     }
 }
 
+/// As from a worker of a later version.
+#[tokio::test]
+async fn a_failure_of_an_unknown_reason_keeps_its_text() {
+    let answers = ask(|received| {
+        if received.job.inputs.len() < 5 {
+            return vec![received.done()];
+        }
+        let mut failed = received.failed(Reason::StoreUnavailable, "it is too warm");
+        // A letter of its name, or in bincode the number of the variant.
+        let at = failed.body.windows(5).position(|word| word == b"store").unwrap_or(1);
+        failed.body[at] = b'x';
+        vec![received.part(1..3), failed]
+    })
+    .await;
+    for (result, _) in answers {
+        let Err(JobError::Failed(JobFailed { reason, error, outputs })) = result else {
+            panic!("{result:?}")
+        };
+        assert_eq!((reason, error.as_str()), (Reason::Other, "it is too warm"));
+        assert_eq!(outputs, [None, Some(embed("bb")), Some(embed("ccc")), None, None]);
+    }
+}
+
 /// Replies that no worker sends: each makes another false claim.
 #[tokio::test]
 async fn forged_replies_fail_their_job_and_no_other() {
