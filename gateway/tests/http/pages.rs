@@ -69,6 +69,12 @@ fn the_description_is_as_strict_as_the_gateway() {
         let job = json!({"model": "m".repeat(bytes), "inputs": ["x"]});
         assert_eq!(setup.next().post("/v1/jobs", &job).status, status, "{bytes}");
     }
+    let revision = usize::try_from(request["model_revision"]["maxLength"].as_u64().unwrap()).unwrap();
+    // No model has the name.
+    for (bytes, status) in [(revision, 404), (revision + 1, 400)] {
+        let job = json!({"model": "m", "inputs": ["x"], "model_revision": "r".repeat(bytes)});
+        assert_eq!(setup.next().post("/v1/jobs", &job).status, status, "{bytes}");
+    }
     for kind in request["inputs"]["items"]["oneOf"].as_array().unwrap() {
         let Some(fields) = kind["properties"].as_object() else { continue };
         assert_eq!(kind["additionalProperties"], false, "{kind}");
