@@ -94,7 +94,7 @@ pub struct Stores {
 }
 
 /// Counts a request as in flight, for its caller and in total, until all clones are dropped. The response has one clone until it is sent;
-/// the job has one, and may end later.
+/// the job has one, and may end later, also if it is withdrawn.
 ///
 /// Its time counts in the mean that [`Retry-After`](InFlight) is made of, also if the request is refused after it was admitted, such as for
 /// the memory of its body: until then it kept others out.
@@ -188,10 +188,18 @@ impl App {
         }
         let most = self.in_flight_max(caller);
         let of_caller = caller.usage.in_flight.enter(most, Instant::now()).map_err(|after| {
-            let message = format!("`{}` may have {most} requests in flight", caller.name);
+            let message = format!(
+                "`{}` may have {most} requests and unfinished jobs in flight; as many withdrawn jobs that have not ended count apart",
+                caller.name
+            );
             too_many("too_many_in_flight", message, after)
         })?;
         Permits::new(&self.in_flight, self.config.limits.in_flight, of_caller)
+    }
+
+    /// Counts a withdrawn job apart from those in flight, if fewer of the caller's are counted than it may have requests in flight.
+    pub fn admit_withdrawn(&self, caller: &Caller) -> Option<Permit> {
+        caller.usage.withdrawn.enter(self.in_flight_max(caller), Instant::now()).ok()
     }
 
     /// Admits a request that reads a job's results, which are in memory until they are sent. Readers have their own limit, of the same size

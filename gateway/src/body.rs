@@ -10,8 +10,9 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 use tokio::time::timeout;
 
-use crate::app::App;
+use crate::app::{App, draining};
 use crate::body_memory::{BodyMemory, BodyRoom};
+use crate::drain::Drain;
 use crate::keys::Caller;
 use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
@@ -38,7 +39,7 @@ pub struct Parsed<T> {
 /// Reads a JSON body.
 ///
 /// # Errors
-/// It is not JSON, is too large, too slow, or has another shape; or there is no room for it.
+/// It is not JSON, is too large, too slow, or has another shape; there is no room for it; or the drain ends before all of it has come.
 pub async fn json<T: DeserializeOwned + Send + 'static>(
     app: &App,
     caller: &Caller,
@@ -57,10 +58,16 @@ pub async fn json<T: DeserializeOwned + Send + 'static>(
         held: app.bodies.room(&caller.name, bytes, Instant::now())?,
         bytes,
     };
-    let reading = timeout(BODY_MAX, read(Limited::new(body, most), most, &mut room)).await;
-    let bytes = reading.map_err(|_| {
-        Problem::new(StatusCode::REQUEST_TIMEOUT, "slow_body", "the body did not come in time")
-    })??;
+    let mut drain = app.drain.clone();
+    let bytes = tokio::select! {
+        came = timeout(BODY_MAX, read(Limited::new(body, most), most, &mut room)) => came.map_err(|_| {
+            Problem::new(StatusCode::REQUEST_TIMEOUT, "slow_body", "the body did not come in time")
+        })??,
+        Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {
+            app.cut_off();
+            return Err(draining());
+        }
+    };
     let text = bytes.clone();
     let values = off_runtime(bytes.len(), move || values(&text)).await;
     room.grow_to(bytes.len().max(values.saturating_mul(VALUE_BYTES)))?;

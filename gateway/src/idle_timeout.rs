@@ -5,28 +5,54 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::task::AtomicWaker;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
 /// How long a request's head may take from its first byte, and the first request of a connection to come.
 pub const HEAD_MAX: Duration = Duration::from_secs(30);
 
-/// The requests of a connection that are in progress. Each has a clone of it, until its response is sent and its body is read.
+/// The requests of a connection that are in progress. Clones share the count.
 #[derive(Clone, Debug, Default)]
-pub struct InProgress(Arc<()>);
+pub struct InProgress(Arc<Requests>);
+
+#[derive(Debug, Default)]
+struct Requests {
+    count: AtomicUsize,
+    /// Wakes the connection at the end of a request.
+    ended: AtomicWaker,
+}
+
+/// A request in progress, until this is dropped: its response is sent, and its body is read.
+#[derive(Debug)]
+pub struct Request(InProgress);
 
 impl InProgress {
-    /// Whether a request has one, besides the connection's own two: the stream's and the service's.
+    /// Counts a request until the returned value is dropped.
+    pub fn begin(&self) -> Request {
+        self.0.count.fetch_add(1, Ordering::AcqRel);
+        Request(self.clone())
+    }
+
     fn has_requests(&self) -> bool {
-        Arc::strong_count(&self.0) > 2
+        self.0.count.load(Ordering::Acquire) > 0
     }
 }
 
-/// A stream that fails when the time for what it waits for is over. It learns of a request's end when it is polled. Nothing polls it when the
-/// rest of a request's body is dropped last: such an idle connection lives until hyper's own time, which is longer.
+impl Drop for Request {
+    fn drop(&mut self) {
+        let Requests { count, ended } = &*self.0.0;
+        count.fetch_sub(1, Ordering::AcqRel);
+        // hyper may have polled the connection before: the rest of a body that nobody reads is dropped last, by another task.
+        ended.wake();
+    }
+}
+
+/// A stream that fails when the time for what it waits for is over.
 #[derive(Debug)]
 pub struct IdleTimeout<S> {
     stream: S,
@@ -50,7 +76,7 @@ enum WaitsFor {
 }
 
 impl<S> IdleTimeout<S> {
-    /// `requests` has one more clone, from which those of the requests are made.
+    /// `requests` are those of the service.
     pub fn new(stream: S, requests: InProgress, head_max: Duration, idle_max: Duration) -> Self {
         let waits_for = WaitsFor::Head(Box::pin(sleep(head_max)));
         Self { stream, requests, head_max, idle_max, waits_for, has_unsent: false }
@@ -81,6 +107,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for IdleTimeout<S> {
         cx: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        // Before the look: a request that ends after it wakes the connection.
+        self.requests.0.ended.register(cx.waker());
         self.look();
         let before = into.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, into);
@@ -130,10 +158,23 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for IdleTimeout<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::task::{Wake, Waker};
+
     use futures_util::FutureExt as _;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 
     use super::*;
+
+    /// Whether a connection was woken.
+    #[derive(Default)]
+    struct Woken(AtomicBool);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
 
     /// A connection that may be idle for this long, the client's end, and what the service has.
     fn connection(idle_max: Duration) -> (IdleTimeout<DuplexStream>, DuplexStream, InProgress) {
@@ -147,7 +188,7 @@ mod tests {
         let (mut stream, mut client, service) = connection(Duration::from_millis(10));
         client.write_all(b"head").await.unwrap();
         assert_eq!(stream.read(&mut [0; 64]).await.unwrap(), 4);
-        let request = service.clone();
+        let request = service.begin();
         assert!(stream.read(&mut [0; 64]).now_or_never().is_none());
         assert!(matches!(stream.waits_for, WaitsFor::End));
         drop(request);
@@ -155,10 +196,30 @@ mod tests {
         assert_eq!(ended.kind(), io::ErrorKind::TimedOut);
     }
 
+    /// Nothing else wakes the connection when the rest of a body is dropped last.
+    #[tokio::test]
+    async fn the_end_of_a_request_wakes_the_connection() {
+        let (mut stream, _client, service) = connection(HEAD_MAX);
+        let request = service.begin();
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        let mut read = || {
+            let polled = Pin::new(&mut stream)
+                .poll_read(&mut Context::from_waker(&waker), &mut ReadBuf::new(&mut [0]));
+            assert!(polled.is_pending());
+        };
+        read();
+        assert!(!woken.0.load(Ordering::Relaxed));
+        drop(request);
+        assert!(woken.0.load(Ordering::Relaxed));
+        read();
+        assert!(matches!(stream.waits_for, WaitsFor::Request(_)), "{stream:?}");
+    }
+
     #[tokio::test]
     async fn a_client_that_is_slow_to_take_a_response_is_not_idle_before_the_last_byte() {
         let (mut stream, mut client, service) = connection(Duration::from_millis(10));
-        let request = service.clone();
+        let request = service.begin();
         assert!(stream.read(&mut [0]).now_or_never().is_none());
         stream.write_all(&[1; 64]).await.unwrap();
         assert!(stream.write(&[1]).now_or_never().is_none());
@@ -173,7 +234,7 @@ mod tests {
     #[tokio::test]
     async fn a_slow_head_has_its_own_time_from_its_first_byte_on() {
         let (mut stream, mut client, service) = connection(Duration::from_secs(3_600));
-        let request = service.clone();
+        let request = service.begin();
         assert!(stream.read(&mut [0; 64]).now_or_never().is_none());
         drop(request);
         assert!(stream.read(&mut [0; 64]).now_or_never().is_none());

@@ -20,6 +20,7 @@ use crate::app::{App, OwnJob, Permits, draining};
 use crate::body_memory::BodyRoom;
 use crate::config::Broker;
 use crate::drain::Drain;
+use crate::in_flight::Permit;
 use crate::jobs::claim::{ABANDONED_AFTER, Claim};
 use crate::jobs::earlier::JobName;
 use crate::jobs::entry::{Entry, PROGRESS, State};
@@ -114,13 +115,14 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
         idempotency_key: submission.idempotency_key,
         kept,
     };
-    let (permits, body, claim) = (submission.permits, submission.body, submission.claim);
+    let held = Some((submission.permits, submission.caller));
+    let (body, claim) = (submission.body, submission.claim);
     let own = task.recorded().is_none().then(|| app.own_job());
     if own.is_none() {
         // A job that is published without its record is lost with this gateway: no other one knows whose replies it gets.
         stop_not_before(app, &entry, |state| !matches!(state, State::Publishing));
     }
-    tokio::spawn(async move { task.run(task.live(job, options, body, claim), permits, own).await });
+    tokio::spawn(async move { task.run(task.live(job, options, body, claim), held, own).await });
     Ok(entry)
 }
 
@@ -162,17 +164,22 @@ pub(crate) struct Task {
 impl Task {
     /// Follows the job's `life` until its end. After a withdrawal callers have their answer, and the task still follows the job to its end.
     ///
-    /// `held` is dropped at the job's end or withdrawal, whichever comes first. `own` counts the job among those that are lost with this
-    /// gateway. It is dropped at the job's end, or as soon as the link repeats the job's withdrawal: a gateway that stops waits for those.
-    pub(crate) async fn run(&self, life: impl Future<Output = End>, held: impl Send, own: Option<OwnJob>) {
+    /// `held` is dropped at the job's end, or at its withdrawal if the job then [counts apart](Self::count_withdrawn). `own` counts the job
+    /// among those that are lost with this gateway. It is dropped at the job's end, or as soon as the link repeats the job's withdrawal: a
+    /// gateway that stops waits for those.
+    pub(crate) async fn run(
+        &self,
+        life: impl Future<Output = End>,
+        held: Option<(Permits, Arc<Caller>)>,
+        own: Option<OwnJob>,
+    ) {
         let mut life = std::pin::pin!(life);
         let end = tokio::select! {
             end = &mut life => Some(end),
             () = self.entry.withdrawn() => None,
         };
         let Some(end) = end else {
-            drop(held);
-            return self.withdraw(life, own).await;
+            return self.withdraw(life, held, own).await;
         };
         // Nobody may be waiting for the job, and its end is to be stored all the same.
         let work = self.app.background.begin();
@@ -185,7 +192,7 @@ impl Task {
     }
 
     /// Sends the withdrawal to the workers, and answers callers. Goes on to follow its `life`, for as long as a withdrawal may take.
-    async fn withdraw(&self, life: impl Future, own: Option<OwnJob>) {
+    async fn withdraw(&self, life: impl Future, held: Option<(Permits, Arc<Caller>)>, own: Option<OwnJob>) {
         let is_elsewhere = self.entry.is_taken_elsewhere();
         if is_elsewhere && let Some(state) = self.stored_end().await {
             // The job has ended, so the withdrawal changes nothing.
@@ -201,6 +208,7 @@ impl Task {
         // Before its caller hears of it: a gateway that stops answers its callers, and then waits only for withdrawals that it knows of.
         let awaited = self.app.link.withdrawals.add(withdrawal);
         drop(own);
+        let counted = held.map(|(permits, caller)| self.count_withdrawn(permits, &caller, awaited.is_some()));
         self.entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
         self.keep(0);
         self.app.metrics.withdrawn.inc();
@@ -209,10 +217,23 @@ impl Task {
             self.record_withdrawal().await;
         }
         // Let the publish go on: the withdrawal also reaches a job that is published after it.
-        if let Some(_awaited) = awaited {
-            let _ = timeout(WITHDRAWN_AWAITED_MAX, life).await;
-        }
+        let _ = timeout(WITHDRAWN_AWAITED_MAX, life).await;
+        drop((awaited, counted));
         self.remove_record().await;
+    }
+
+    /// Counts a withdrawn job until its end, because it may be in its queue until then, with its inputs. It counts apart from the jobs in
+    /// flight, so that a caller who hangs up now and then can send as many requests as before. If its caller has as many withdrawn jobs as it
+    /// may, or the link does not repeat its withdrawal, it keeps its permits. So no caller fills a queue by withdrawing what it sends, and the
+    /// client awaits no more jobs than it has places for.
+    fn count_withdrawn(
+        &self,
+        permits: Permits,
+        caller: &Caller,
+        is_repeated: bool,
+    ) -> Result<Permit, Permits> {
+        let apart = if is_repeated { self.app.admit_withdrawn(caller) } else { None };
+        apart.ok_or(permits)
     }
 
     /// From the publish to the last reply.

@@ -47,6 +47,8 @@ pub struct Caller {
 #[derive(Debug, Default)]
 pub struct Usage {
     pub in_flight: InFlight,
+    /// Withdrawn jobs that have not ended, apart from those in flight.
+    pub withdrawn: InFlight,
     /// Requests that read results; they do not count as in flight.
     pub readers: InFlight,
     /// Event streams and downloads, until their last byte is sent.

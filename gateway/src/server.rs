@@ -131,7 +131,7 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     let requests = InProgress::default();
     let stream = IdleTimeout::new(stream, requests.clone(), times.head, times.idle);
     let service = service_fn(move |request: Request<Incoming>| {
-        let (mut router, until_over) = (router.clone(), UntilSent::new(requests.clone()));
+        let (mut router, until_over) = (router.clone(), UntilSent::new(requests.begin()));
         async move {
             let of_request = until_over.clone();
             let request = request.map(|body| Body::new(HeldBody::new(Body::new(body), of_request)));

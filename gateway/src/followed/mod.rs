@@ -127,6 +127,6 @@ fn entry_of(app: &App, caller: &Caller, record: Record) -> Entry {
 }
 
 async fn run(task: Task, record: Record, permit: FollowPermit) {
-    task.run(life::life(&task, &record), (), None).await;
+    task.run(life::life(&task, &record), None, None).await;
     drop(permit);
 }

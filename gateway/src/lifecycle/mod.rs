@@ -6,9 +6,13 @@ mod sweeps;
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use futures_util::future::join_all;
 use tokio::sync::watch;
+use tokio::time::timeout;
+use vramq_producer::Client;
 use vramq_spans::Spans;
 
 use crate::app::App;
@@ -18,6 +22,10 @@ use crate::routes::router;
 use crate::server::Connections;
 pub use runtime::run_to_end;
 use start::{Started, start};
+
+/// How long the connections to the broker may take to close: somewhat longer than a client gives the broker for its answer. The process ends
+/// then, and the broker notices that.
+const CLOSE_MAX: Duration = Duration::from_secs(4);
 
 /// The exit codes of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,15 +109,43 @@ async fn drain(app: &App, connections: Connections) -> bool {
 
 /// Closes the connections to the broker, sends the last spans, and chooses the exit code.
 async fn end(app: &App, spans: Option<Arc<Spans>>, all_answered: bool) -> Exit {
-    if let Some(adoption) = &app.adoption {
-        adoption.client.close().await;
-    }
-    app.client.close().await;
-    if let Some(spans) = spans {
-        // An `Err` is a panic of the SDK, which only loses spans.
-        let _ = tokio::task::spawn_blocking(move || spans.finish()).await;
-    }
+    let clients = app.adoption.iter().map(|adoption| &adoption.client).chain([&app.client]);
+    let sending_spans = async {
+        if let Some(spans) = spans {
+            // An `Err` is a panic of the SDK, which only loses spans.
+            let _ = tokio::task::spawn_blocking(move || spans.finish()).await;
+        }
+    };
+    tokio::join!(close_all(clients.map(Client::close), CLOSE_MAX), sending_spans);
     let cut_off = app.cut_off_count();
     tracing::info!(all_answered, cut_off, "drained");
     if all_answered && cut_off == 0 { Exit::Drained } else { Exit::CutOff }
+}
+
+/// Closes connections at the same time, within `most` in all: a broker with an alarm does not answer on those that have published.
+async fn close_all(closing: impl IntoIterator<Item = impl Future<Output = ()>>, most: Duration) {
+    if timeout(most, join_all(closing)).await.is_err() {
+        tracing::info!("stopping before the broker has closed all connections");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::future::pending;
+
+    use futures_util::future::Either;
+
+    use super::*;
+
+    /// Much longer than the test takes.
+    const TEST_MAX: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn a_connection_that_does_not_close_holds_up_neither_the_others_nor_the_end() {
+        let is_closed = Cell::new(false);
+        let closing = [Either::Left(pending::<()>()), Either::Right(async { is_closed.set(true) })];
+        timeout(TEST_MAX, close_all(closing, Duration::from_millis(1))).await.expect("the end");
+        assert!(is_closed.get());
+    }
 }

@@ -208,20 +208,11 @@ async fn found_response(
     }
 }
 
-/// Waits for a job's end for as long as its caller wants, then until the broker has confirmed or refused the job. The latter takes at most
-/// `http.request_s`. The end of a drain ends both.
+/// Waits as [`end_or_confirm`] does, for at most `http.request_s`. The end of a drain ends the wait.
 async fn follow(app: &App, entry: &Entry, wait: Option<Duration>) {
     let mut drain = app.drain.clone();
-    let following = async {
-        if let Some(wait) = wait {
-            let _ = timeout(wait, entry.ended()).await;
-        }
-        let mut watched = entry.watch();
-        let _ = timeout(app.config.limits.request, watched.wait_for(|s| !matches!(s, JobState::Publishing)))
-            .await;
-    };
     tokio::select! {
-        () = following => {}
+        () = end_or_confirm(entry, wait, app.config.limits.request) => {}
         // A caller can use the id in a 202 to ask for the result elsewhere. An unconfirmed job gets no 202.
         Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {
             if matches!(entry.state(), JobState::Publishing) {
@@ -229,6 +220,18 @@ async fn follow(app: &App, entry: &Entry, wait: Option<Duration>) {
             }
         }
     }
+}
+
+/// Waits for a job's end for as long as its caller wants, then until the broker has confirmed or refused the job; for at most `most` in all.
+async fn end_or_confirm(entry: &Entry, wait: Option<Duration>, most: Duration) {
+    let waiting = async {
+        if let Some(wait) = wait {
+            let _ = timeout(wait, entry.ended()).await;
+        }
+        let mut watched = entry.watch();
+        let _ = watched.wait_for(|state| !matches!(state, JobState::Publishing)).await;
+    };
+    let _ = timeout(most, waiting).await;
 }
 
 /// 200 with the results, 202 before the job's end, or the status of the job's failure. Otherwise the problem that kept the job from being
@@ -344,10 +347,29 @@ fn json_response(status: StatusCode, written: Bytes) -> Response {
 mod tests {
     use super::*;
 
+    /// Much longer than the test may take.
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn entry() -> Arc<Entry> {
+        let (id, message_id) = ("mine".to_owned(), "message-1".to_owned());
+        Arc::new(Entry::new(id, message_id, "me".to_owned(), "m".to_owned(), 1, [0; 32]))
+    }
+
+    #[tokio::test]
+    async fn the_wait_for_the_end_and_the_one_for_the_confirm_have_one_time_together() {
+        let (entry, short) = (entry(), Duration::from_millis(1));
+        for (wait, most) in [(None, short), (Some(short), short), (Some(HOUR), short)] {
+            let waiting = end_or_confirm(&entry, wait, most);
+            timeout(HOUR / 60, waiting).await.unwrap_or_else(|_| panic!("{wait:?}"));
+        }
+        // The broker has the job, so its caller waits for no more than it wants.
+        entry.happened("queued", serde_json::json!({}), Some(JobState::Queued));
+        timeout(HOUR / 60, end_or_confirm(&entry, Some(short), HOUR)).await.expect("its wait is over");
+    }
+
     #[tokio::test]
     async fn a_job_that_the_broker_has_not_confirmed_is_not_accepted() {
-        let (id, message_id) = ("mine".to_owned(), "message-1".to_owned());
-        let entry = Arc::new(Entry::new(id, message_id, "me".to_owned(), "m".to_owned(), 1, [0; 32]));
+        let entry = entry();
         let answers = ByteBudget::new(1 << 20, 1 << 20);
         let problem = answer(&answers, &entry, None).await.unwrap_err();
         assert_eq!((problem.status.as_u16(), problem.code, problem.retry), (503, "unconfirmed", Retry::No));

@@ -106,30 +106,39 @@ fn jobs_that_outlast_a_drain_run_and_become_dead_letters_with_their_results() {
     until("no job is left", || (setup.messages("vramq.jobs.echo") == Some(0)).then_some(()));
 }
 
-/// The second signal ends what still moves, such as an upload of which nothing comes.
+/// The second signal ends what still moves, such as a request of whose body nothing more comes.
 #[test]
-fn a_second_signal_ends_the_gateway_while_an_upload_waits() {
+fn a_second_signal_ends_the_gateway_while_a_body_comes() {
+    let (form, file) = ("multipart/form-data; boundary=b", form_begin("x"));
+    let requests = [
+        ("/v1/files", form, file.as_str(), "TERM"),
+        ("/v1/files", form, file.as_str(), "INT"),
+        ("/v1/jobs", "application/json", "{", "TERM"),
+        ("/v1/embeddings", "application/json", "{", "INT"),
+    ];
     let mut setup = Setup::new();
-    for _ in 0..2 {
+    for _ in requests {
         let folder = format!("files.folder={}", setup.folder.path().join("files").display());
         setup.gateway(&["--set", "http.drain_s=600", "--set", &folder]);
     }
-    for (gateway, signal) in setup.gateways.iter_mut().zip(["TERM", "INT"]) {
+    for (gateway, (path, media_type, begin, signal)) in setup.gateways.iter_mut().zip(requests) {
         let mut upload = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
-        let head = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n\
-                    Content-Length: 1000000\r\nExpect: 100-continue\r\n\r\n";
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media_type}\r\nContent-Length: 1000000\r\n\
+             Expect: 100-continue\r\n\r\n"
+        );
         upload.write_all(head.as_bytes()).unwrap();
         upload.set_read_timeout(Some(DEADLINE)).unwrap();
         let mut asked = [0; "HTTP/1.1 100 Continue\r\n\r\n".len()];
         upload.read_exact(&mut asked).unwrap();
-        upload.write_all(form_begin("x").as_bytes()).unwrap();
+        upload.write_all(begin.as_bytes()).unwrap();
         gateway.program.signal(signal);
         until("the drain has begun", || gateway.program.log().contains("draining").then_some(()));
         gateway.program.signal(signal);
         assert_eq!(gateway.program.wait(), Some(1));
         let mut answer = String::new();
         upload.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("draining"), "{answer}");
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("draining"), "{path}: {answer}");
     }
 }
 

@@ -67,6 +67,25 @@ fn a_client_that_still_sends_gets_its_answer_and_keeps_its_connection() {
     }
 }
 
+/// The rest of the body is dropped after the answer, when the connection has nothing else to do.
+#[test]
+fn a_connection_whose_body_ends_after_the_answer_is_idle_for_no_longer_than_others() {
+    let mut setup = Setup::new();
+    for _ in 0..2 {
+        setup.gateway(&["--set", "http.idle_s=1"]);
+    }
+    for gateway in &setup.gateways {
+        let mut stream = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        let head = "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 10\r\n\r\n";
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(b"12345").unwrap();
+        assert!(answer(&mut stream).expect("an answer").starts_with("http/1.1 415 "));
+        stream.write_all(b"67890").unwrap();
+        assert_eq!(stream.read(&mut [0]).expect("it is closed in time"), 0);
+    }
+}
+
 /// A client takes a broken connection for a network fault, and sends the request again.
 #[test]
 fn openais_client_for_node_learns_that_a_request_is_too_large() {

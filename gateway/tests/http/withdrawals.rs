@@ -216,6 +216,41 @@ fn the_end_of_a_withdrawn_job_leaves_the_record_of_a_later_one() {
     assert!(path("again").exists());
 }
 
+/// Withdrawn jobs that are still in their queue keep nobody from sending others, unless they are as many as their caller may have in flight.
+#[test]
+fn a_caller_that_withdraws_what_it_sends_does_not_fill_the_queue() {
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", "http.in_flight_max_per_key=2"]);
+    }
+    setup.wait_for_models(&[ECHO]);
+    setup.workers[0].signal("STOP");
+    let put = |gateway: &Gateway, n: usize| {
+        let job = json!({"model": ECHO, "inputs": ["x"]});
+        gateway.send("PUT", &format!("/v1/jobs/{}-{n}", gateway.program.name), &[], Some(&job))
+    };
+    for gateway in &setup.gateways {
+        // Two that count apart, and two that are in flight until they have ended.
+        for n in 0..4 {
+            let accepted = put(gateway, n);
+            assert_eq!(accepted.status, 202, "{accepted:?}");
+            let path = format!("/v1/jobs/{}-{n}", gateway.program.name);
+            assert_eq!(gateway.send("DELETE", &path, &[], None).json()["state"], "withdrawn");
+        }
+        let refused = put(gateway, 4);
+        assert_eq!(
+            (refused.status, &refused.json()["error"]["code"]),
+            (429, &json!("too_many_in_flight")),
+            "{refused:?}"
+        );
+    }
+    setup.workers[0].signal("CONT");
+    for gateway in &setup.gateways {
+        until("the withdrawn jobs have ended", || (put(gateway, 4).status != 429).then_some(()));
+    }
+}
+
 /// Withdrawn jobs beyond those whose withdrawals are repeated.
 const BEYOND: usize = 32;
 
@@ -224,7 +259,15 @@ const CALLERS: usize = 8;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn withdrawals_beyond_those_that_are_repeated_are_sent_once_and_counted() {
-    let setup = Setup::with(&[ECHO]);
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    // One caller has all of them.
+    let most = format!("http.in_flight_max_per_key={}", WITHDRAWN_MAX + BEYOND);
+    let in_all = format!("http.in_flight_max={}", WITHDRAWN_MAX + BEYOND);
+    for _ in 0..2 {
+        setup.gateway(&["--set", &most, "--set", &in_all]);
+    }
+    setup.wait_for_models(&[ECHO]);
     let mut listener = listen(&setup, ECHO).await;
     setup.workers[0].signal("STOP");
     let [gateway, other] = [0, 1].map(|at| &setup.gateways[at]);
