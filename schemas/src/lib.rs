@@ -42,7 +42,9 @@ pub use embedding::{Dtype, Embedding, EmbeddingFormat, Values};
 pub use headers::{InvalidHeader, JobHeaders, ReplyHeaders};
 pub use job::{Input, Job};
 pub use json_text::{InvalidJson, JsonText};
-pub use limits::{BODY_BYTES_MAX, HEADER_BYTES_MAX, ITEMS_MAX, MODEL_NAME_BYTES_MAX, PARAMS_BYTES_MAX};
+pub use limits::{
+    BODY_BYTES_MAX, HEADER_BYTES_MAX, ITEMS_MAX, MODEL_NAME_BYTES_MAX, PARAMS_BYTES_MAX, TENANT_BYTES_MAX,
+};
 pub use output::Output;
 pub use params::Params;
 pub use reason::{Reason, UnknownReason};

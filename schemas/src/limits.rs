@@ -18,3 +18,6 @@ pub const PARAMS_BYTES_MAX: usize = 64 * 1024;
 /// The longest name of a model, in bytes: with the prefixes of [`topology`](crate::topology) it still fits an
 /// AMQP short string of 255.
 pub const MODEL_NAME_BYTES_MAX: usize = 128;
+
+/// The longest name of a tenant (`vramq-tenant`), in bytes. It is copied into the headers of each attempt.
+pub const TENANT_BYTES_MAX: usize = 128;
