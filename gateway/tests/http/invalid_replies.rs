@@ -17,6 +17,8 @@ async fn a_reply_that_cannot_be_read_fails_its_job_and_is_told() {
     let replies = [
         (FieldTable::default(), "{}", "header `offset` is absent"),
         (of_one_item(), "nonsense", "invalid reply"),
+        // Larger than a vector's numbers can be.
+        (of_one_item(), r#"{"model": "echo", "outputs": [{"embedding": [0.5, 1e39]}]}"#, "is not finite"),
     ];
     for gateway in &setup.gateways {
         for (headers, body, fault) in &replies {
