@@ -81,9 +81,9 @@ impl Problem {
         Self::new(StatusCode::NOT_FOUND, "not_found", format!("there is no {what}"))
     }
 
-    /// An id or idempotency key (`what`) was used before with another body.
+    /// An id or idempotency key (`what`) was used before for another body, route or model.
     pub fn reused(what: &str) -> Self {
-        let message = format!("this {what} was already used with another body");
+        let message = format!("this {what} was already used for another request");
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "reused", message).with_retry(Retry::No)
     }
 
