@@ -81,26 +81,30 @@ fn malformed_forms_leave_nothing_in_the_store() {
     for _ in 0..2 {
         setup.gateway(&["--set", &format!("files.folder={}", folder.display())]);
     }
-    let upload = |kind: &str, body: &[u8]| {
+    let send = |kind: &str, body: &[u8]| {
         Answer::of(
             ureq::post(&format!("{}/v1/files", setup.next().url)).set("content-type", kind).send_bytes(body),
         )
-        .status
     };
+    let upload = |kind: &str, body: &[u8]| send(kind, body).status;
     let form = "multipart/form-data; boundary=b";
     let start = b"--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"../../x\"\r\n\r\n";
     for kind in ["text/plain", "application/json", "application/x-www-form-urlencoded", "multipart/form-data"]
     {
         assert_eq!(upload(kind, b"x"), 415, "{kind}");
     }
-    assert_eq!(upload(form, b"no boundary"), 400);
-    assert_eq!(upload(form, b"--b--\r\n"), 400);
-    assert_eq!(upload(form, start), 400);
-    assert_eq!(upload(form, &[&start[..], b"content without an end"].concat()), 400);
-    assert_eq!(
-        upload(form, &b"--b\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n1\r\n".repeat(20)),
-        400
-    );
+    let other = b"--b\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n1\r\n";
+    for (body, fault) in [
+        (b"no boundary".to_vec(), "is malformed: incomplete multipart stream"),
+        (b"--b--\r\n".to_vec(), "has no field `file`"),
+        (start.to_vec(), "received with incomplete data"),
+        ([&start[..], b"content without an end"].concat(), "received with incomplete data"),
+        (other.repeat(20), "not among the first 16 fields"),
+        ([&other.repeat(16)[..], &start[..], b"x\r\n--b--\r\n"].concat(), "not among the first 16 fields"),
+    ] {
+        let refused = send(form, &body);
+        assert!(refused.status == 400 && refused.text.contains(fault), "{refused:?} has not: {fault}");
+    }
     // A broken upload is answered at once, and removed after it.
     until("nothing is left of them", || {
         let owners = std::fs::read_dir(&folder).unwrap().flatten();
@@ -109,6 +113,7 @@ fn malformed_forms_leave_nothing_in_the_store() {
     // A name that points elsewhere is only a name.
     assert_eq!(upload(form, &[&start[..], b"x\r\n--b--\r\n"].concat()), 200);
     assert!(!setup.folder.path().join("x").exists());
+    assert_eq!(upload(form, &[&other.repeat(15)[..], &start[..], b"x\r\n--b--\r\n"].concat()), 200);
 }
 
 /// Keys that are guessed in [`guessed_keys_open_nothing`].
