@@ -18,6 +18,7 @@ use super::range::{DownloadRequest, FileFacts, Wanted, download, unsatisfiable};
 use super::references::NO_UPLOADS;
 use super::{Authenticated, output_files};
 use crate::app::{App, draining};
+use crate::body::is_cut_off;
 use crate::drain::Drain;
 use crate::files::{FileStore, FileView, UploadRoom};
 use crate::held_body::UntilSent;
@@ -98,12 +99,16 @@ async fn store(
     Err(Problem::invalid(message).about("file"))
 }
 
-/// Why a form cannot be read. A stream that breaks off is the client's fault as well.
+/// Why a form cannot be read.
 fn malformed(error: &MultipartError, before: &BeforeFile) -> Problem {
     if before.is_too_long() {
         let message = format!("more than {BEFORE_FILE_BYTES_MAX} bytes come before the field `file`");
         return Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message);
     }
+    if is_cut_off(error) {
+        return Problem::hung_up();
+    }
+    // A body that cannot be read is the client's fault as well.
     let status = if error.status().is_server_error() { StatusCode::BAD_REQUEST } else { error.status() };
     Problem::new(status, "multipart", format!("the form is malformed: {}", error.body_text()))
 }
