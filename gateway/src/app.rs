@@ -100,24 +100,33 @@ pub struct Stores {
 /// the memory of its body: until then it kept others out.
 #[derive(Clone, Debug)]
 pub struct Permits {
-    _held: Arc<Held>,
+    held: Arc<Held>,
 }
 
 #[derive(Debug)]
 struct Held {
-    _all: Permit,
-    _of_caller: Permit,
+    all: Permit,
+    of_caller: Permit,
 }
 
 impl Permits {
     fn new(all: &InFlight, most: usize, of_caller: Permit) -> Result<Self, Problem> {
         match all.enter(most, Instant::now()) {
-            Ok(all) => Ok(Self { _held: Arc::new(Held { _all: all, _of_caller: of_caller }) }),
+            Ok(all) => Ok(Self { held: Arc::new(Held { all, of_caller }) }),
             Err(after) => {
                 of_caller.unused();
                 let message = "this gateway has as many requests in flight as it may have";
                 Err(too_many("overloaded", message.to_owned(), after))
             }
+        }
+    }
+
+    /// Gives the permits back because nothing was done with them: their time does not count in the mean.
+    fn unused(self) {
+        // There are no clones yet.
+        if let Some(Held { all, of_caller }) = Arc::into_inner(self.held) {
+            all.unused();
+            of_caller.unused();
         }
     }
 }
@@ -177,15 +186,6 @@ impl App {
         if *self.drain.borrow() != Drain::Serving {
             return Err(draining());
         }
-        if let Some(per_minute) = caller.requests_per_minute {
-            caller.usage.take_request(per_minute, Instant::now()).map_err(|after| {
-                too_many(
-                    "rate_limit_exceeded",
-                    format!("`{}` may make {per_minute} requests a minute", caller.name),
-                    after,
-                )
-            })?;
-        }
         let most = self.in_flight_max(caller);
         let of_caller = caller.usage.in_flight.enter(most, Instant::now()).map_err(|after| {
             let message = format!(
@@ -194,7 +194,16 @@ impl App {
             );
             too_many("too_many_in_flight", message, after)
         })?;
-        Permits::new(&self.in_flight, self.config.limits.in_flight, of_caller)
+        let permits = Permits::new(&self.in_flight, self.config.limits.in_flight, of_caller)?;
+        // Last, so that a request that is refused for another reason does not count.
+        if let Some(per_minute) = caller.requests_per_minute
+            && let Err(after) = caller.usage.take_request(per_minute, Instant::now())
+        {
+            permits.unused();
+            let message = format!("`{}` may make {per_minute} requests a minute", caller.name);
+            return Err(too_many("rate_limit_exceeded", message, after));
+        }
+        Ok(permits)
     }
 
     /// Counts a withdrawn job apart from those in flight, if fewer of the caller's are counted than it may have requests in flight.

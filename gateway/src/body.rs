@@ -1,5 +1,7 @@
 //! Reads request bodies: bounded in bytes, in time and in how many are in memory at once.
 
+use std::error::Error;
+use std::io;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
@@ -116,6 +118,9 @@ async fn read(mut body: Limited<Body>, most: usize, room: &mut GrowingRoom<'_>) 
             if error.is::<LengthLimitError>() {
                 return too_large(most);
             }
+            if is_cut_off(&*error) {
+                return Problem::hung_up();
+            }
             Problem::invalid(format!("the body cannot be read: {error}"))
         })?;
         let Ok(data) = frame.into_data() else { continue };
@@ -126,6 +131,23 @@ async fn read(mut body: Limited<Body>, most: usize, room: &mut GrowingRoom<'_>) 
         bytes.extend_from_slice(&data);
     }
     Ok(bytes.freeze())
+}
+
+/// Whether a body cannot be read because its connection ended or failed, and not because of what the client sent.
+pub fn is_cut_off(error: &(dyn Error + 'static)) -> bool {
+    let (mut cause, mut is_of_connection) = (Some(error), false);
+    while let Some(error) = cause {
+        is_of_connection |= error.is::<hyper::Error>();
+        // Such as a chunk without its length.
+        let is_malformed = |error: &io::Error| {
+            matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData)
+        };
+        if error.downcast_ref::<io::Error>().is_some_and(is_malformed) {
+            return false;
+        }
+        cause = error.source();
+    }
+    is_of_connection
 }
 
 /// All bodies are objects. The deserializer would also take a list of an object's values.

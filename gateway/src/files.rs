@@ -127,19 +127,19 @@ impl FileStore {
     /// Stores an upload while it is received. A failed upload leaves nothing behind. `room` is dropped when the upload is no longer in memory.
     ///
     /// # Errors
-    /// It is too large, too slow, breaks off, or the store is full.
-    pub async fn put<E: std::fmt::Display>(
+    /// It is too large, too slow, cannot be read, or the store is full.
+    pub async fn put(
         &self,
         owner: &str,
         filename: &str,
         media_type: &str,
-        pieces: impl Stream<Item = Result<Bytes, E>>,
+        pieces: impl Stream<Item = Result<Bytes, Problem>>,
         room: UploadRoom,
     ) -> Result<FileView, Problem> {
         let id = format!("file-{}", Uuid::new_v4().simple());
         let held = Held { _room: room, reserved: self.used.reserve(owner) };
         let begun = Upload::begin(&self.storage.objects, content_path(owner, &id), self.part_bytes(), held);
-        let mut upload = begun.await.map_err(|e| failed("store the file", &e))?;
+        let mut upload = begun.await.map_err(|e| failed(&self.settings.place, "store the file", &e))?;
         let bytes = self.stream(&mut upload, pieces).await?;
         let created_at = seconds_of(SystemTime::now());
         let view = FileView {
@@ -156,15 +156,15 @@ impl FileStore {
         // Plain texts and numbers: cannot fail.
         let described = serde_json::to_vec(&view).unwrap_or_default();
         let finished = upload.finish(description_path(owner, &view.id), described).await;
-        finished.map_err(|e| failed("store the file", &e))?;
+        finished.map_err(|e| failed(&self.settings.place, "store the file", &e))?;
         Ok(view)
     }
 
     /// Adds the pieces to the upload. Returns how many bytes they have.
-    async fn stream<E: std::fmt::Display>(
+    async fn stream(
         &self,
         upload: &mut Upload,
-        pieces: impl Stream<Item = Result<Bytes, E>>,
+        pieces: impl Stream<Item = Result<Bytes, Problem>>,
     ) -> Result<u64, Problem> {
         let mut pieces = std::pin::pin!(pieces);
         let mut bytes = 0;
@@ -172,7 +172,7 @@ impl FileStore {
             bytes += piece.len() as u64;
             limits::check_size(bytes, self.settings.file_bytes)?;
             upload.reserve(piece.len() as u64).map_err(limits::full)?;
-            upload.put(&piece).await.map_err(|e| failed("store the file", &e))?;
+            upload.put(&piece).await.map_err(|e| failed(&self.settings.place, "store the file", &e))?;
         }
         Ok(bytes)
     }
@@ -185,11 +185,12 @@ impl FileStore {
         check_id(id)?;
         let read = async {
             let found = self.storage.objects.get(&description_path(owner, id)).await;
-            let bytes = found.map_err(|e| missing(id, &e))?.bytes().await;
-            bytes.map_err(|e| failed("read the file's description", &e))
+            let bytes = found.map_err(|e| missing(&self.settings.place, id, &e))?.bytes().await;
+            bytes.map_err(|e| failed(&self.settings.place, "read the file's description", &e))
         };
         let bytes = timeout(OPENED_WITHIN, read).await.unwrap_or_else(|_| Err(silent()))?;
-        serde_json::from_slice(&bytes).map_err(|e| broken("read the file's description", &e))
+        serde_json::from_slice(&bytes)
+            .map_err(|e| broken(&self.settings.place, "read the file's description", &e))
     }
 
     /// A file's bytes, or a part of them, as a stream.
@@ -206,7 +207,7 @@ impl FileStore {
         let options = GetOptions::new().with_range(part.map(GetRange::Bounded));
         let path = content_path(owner, id);
         let found = timeout(OPENED_WITHIN, self.storage.objects.get_opts(&path, options)).await;
-        found.map_err(|_| silent())?.map_err(|e| missing(id, &e))
+        found.map_err(|_| silent())?.map_err(|e| missing(&self.settings.place, id, &e))
     }
 
     /// Removes a file. `work` is dropped when that has ended, also if the caller hangs up before.
@@ -219,7 +220,7 @@ impl FileStore {
         let removal = self.removals.begin(owner, id).ok_or_else(|| not_there(id))?;
         let view = self.view(owner, id).await?;
         let removed = removal.run(&self.storage.objects, &self.used, view.bytes, work).await;
-        removed.map_err(|e| failed("remove the file", &e))
+        removed.map_err(|e| failed(&self.settings.place, "remove the file", &e))
     }
 
     /// The references that workers get for files, by their ids.
@@ -262,7 +263,8 @@ impl FileStore {
     ) -> Result<HashMap<String, Bytes>, Problem> {
         let found = stream::iter(ids).map(|id| async move {
             let content = self.content(owner, &id, None).await?;
-            let bytes = content.bytes().await.map_err(|e| failed("read the file", &e))?;
+            let bytes =
+                content.bytes().await.map_err(|e| failed(&self.settings.place, "read the file", &e))?;
             Ok::<_, Problem>((id, bytes))
         });
         found.buffered(LOOKUPS_MAX).try_collect().await

@@ -35,7 +35,7 @@ async fn nobody_else_looks_into_the_default_folder() {
     assert!(homeless.contains("XDG_STATE_HOME"), "{homeless}");
 }
 
-fn pieces(texts: &[&'static str]) -> impl Stream<Item = Result<Bytes, std::io::Error>> + use<> {
+fn pieces(texts: &[&'static str]) -> impl Stream<Item = Result<Bytes, Problem>> + use<> {
     let pieces: Vec<_> = texts.iter().map(|text| Ok(Bytes::from_static(text.as_bytes()))).collect();
     stream::iter(pieces)
 }
@@ -96,7 +96,7 @@ async fn too_much_leaves_nothing_behind() {
     let store = store(folder.path()).await;
     let large = store.put("a", "x", "", pieces(&["01234", "567890"]), Box::new(())).await;
     assert_eq!(large.unwrap_err().status, 413);
-    let broken = stream::iter([Ok(Bytes::from_static(b"0123")), Err(std::io::Error::other("gone"))]);
+    let broken = stream::iter([Ok(Bytes::from_static(b"0123")), Err(Problem::invalid("gone"))]);
     assert_eq!(store.put("a", "x", "", broken, Box::new(())).await.unwrap_err().status, 400);
     until_none_is_coming(&store).await;
     assert_eq!(counted(&store), (0, 0));

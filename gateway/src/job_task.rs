@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use uuid::Uuid;
-use vramq_producer::{Client, Input, Job, Params, Pending, Progress, SubmitOptions};
+use vramq_producer::{Client, Input, Job, JobError, Params, Pending, Progress, SubmitOptions};
 use vramq_schemas::ItemProgress;
 use vramq_schemas::headers::{REQUEST_ID, TENANT};
 use vramq_schemas::output_name::tenant_of;
@@ -273,7 +273,12 @@ impl Task {
             tokio::select! {
                 // The answer first: its last part is no progress any more.
                 biased;
-                (answer, receipt) = &mut answer => return End::Answered(answer, Some(receipt)),
+                (answer, receipt) = &mut answer => {
+                    if let Err(error @ JobError::InvalidReply(_)) = &answer {
+                        self.warn_of(error);
+                    }
+                    return End::Answered(answer, Some(receipt));
+                }
                 Ok(()) = progress.changed() => {
                     let now = progress.borrow_and_update().clone();
                     self.progressed(&before, &now);
@@ -295,6 +300,17 @@ impl Task {
                 }
             }
         }
+    }
+
+    /// Logs a reply that cannot be read. Its job has failed, and whoever published it is no worker, or one that this gateway is too old for.
+    fn warn_of(&self, invalid: &JobError) {
+        tracing::warn!(
+            job = self.entry.message_id,
+            model = self.entry.model,
+            caller = self.entry.owner,
+            error = %invalid,
+            "a reply to the job cannot be read, so the job has failed: look for what publishes such replies, as a worker of another version"
+        );
     }
 
     /// Records that a part came, or that the model reported progress of an item.

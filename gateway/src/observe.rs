@@ -16,12 +16,9 @@ use crate::app::App;
 use crate::held_body::{HeldBody, UntilSent};
 use crate::lingering_body::LingeringBody;
 use crate::metrics::{self, Route};
-use crate::problem::{JOB_ID, Problem, Shape};
+use crate::problem::{HUNG_UP, JOB_ID, Problem, Shape};
 use crate::request_span::{RequestSpan, method_name};
 use crate::trace::{REQUEST_ID, Trace};
-
-/// The status, in the log and in metrics, of a request whose client hung up. No client receives it. nginx uses the same number.
-const HUNG_UP: u16 = 499;
 
 /// What monitoring asks every few seconds.
 const PROBES: [&str; 4] = ["/livez", "/readyz", "/health", "/metrics"];

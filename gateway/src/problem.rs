@@ -15,6 +15,9 @@ pub const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 /// The job that a request became.
 pub const JOB_ID: HeaderName = HeaderName::from_static("x-vramq-job-id");
 
+/// The status, in the log and in metrics, of a request whose client hung up. No client receives it. nginx uses the same number.
+pub const HUNG_UP: u16 = 499;
+
 /// The longest `Retry-After`. The OpenAI clients ignore longer ones, and try again at once.
 const RETRY_AFTER_S_MAX: u64 = 60;
 
@@ -77,13 +80,19 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
     }
 
+    /// The client hung up while it sent its request. Nobody reads this.
+    pub fn hung_up() -> Self {
+        let status = StatusCode::from_u16(HUNG_UP).unwrap_or(StatusCode::BAD_REQUEST);
+        Self::new(status, "hung_up", "the connection ended before the request's body")
+    }
+
     pub fn not_found(what: &str) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", format!("there is no {what}"))
     }
 
-    /// An id or idempotency key (`what`) was used before with another body.
+    /// An id or idempotency key (`what`) was used before for another body, route or model.
     pub fn reused(what: &str) -> Self {
-        let message = format!("this {what} was already used with another body");
+        let message = format!("this {what} was already used for another request");
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "reused", message).with_retry(Retry::No)
     }
 

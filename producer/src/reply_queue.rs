@@ -13,7 +13,9 @@ use lapin::{Acker, BasicProperties, Channel, Connection, Consumer};
 use tokio::time::{Instant, interval};
 use vramq_amqp::is_missing;
 use vramq_schemas::fields::as_text;
-use vramq_schemas::{Encoding, Failure, ItemProgress, Outputs, ReplyHeaders, ReplyKind, codec, headers};
+use vramq_schemas::{
+    Encoding, Failure, ItemProgress, Output, Outputs, ReplyHeaders, ReplyKind, codec, headers,
+};
 
 use crate::held::Due;
 use crate::options::REPLY_PREFETCH;
@@ -206,15 +208,42 @@ async fn parse(properties: &BasicProperties, data: Vec<u8>) -> Result<Reply, Str
     let empty = FieldTable::default();
     let table = properties.headers().as_ref().unwrap_or(&empty);
     let read = ReplyHeaders::read(table).map_err(|e| e.to_string())?;
-    let body = decode::<Outputs>(data, encoding).await?;
+    let body = decode_checked::<Outputs>(data, encoding, check_finite).await?;
     let revision = table.inner().get(headers::MODEL_REVISION).and_then(as_text);
     Ok(Reply::Outputs { headers: read, tokens: headers::tokens(table), revision, outputs: body.outputs })
 }
 
 async fn decode<T: codec::Body + Send + 'static>(data: Vec<u8>, encoding: Encoding) -> Result<T, String> {
-    match off_runtime(data.len(), move || codec::decode::<T>(&data, encoding)).await {
-        Some(decoded) => decoded.map_err(|error| error.to_string()),
+    decode_checked(data, encoding, |_| Ok(())).await
+}
+
+async fn decode_checked<T: codec::Body + Send + 'static>(
+    data: Vec<u8>,
+    encoding: Encoding,
+    check: fn(&T) -> Result<(), String>,
+) -> Result<T, String> {
+    let bytes = data.len();
+    let decode = move || -> Result<T, String> {
+        let body = codec::decode::<T>(&data, encoding).map_err(|error| error.to_string())?;
+        check(&body)?;
+        Ok(body)
+    };
+    match off_runtime(bytes, decode).await {
+        Some(decoded) => decoded,
         // The runtime ends, and this task with it.
         None => std::future::pending().await,
+    }
+}
+
+/// # Errors
+/// A vector has an element that is infinite or not a number: callers could not write it as JSON.
+fn check_finite(body: &Outputs) -> Result<(), String> {
+    let wrong = |(item, output): (usize, &Output)| match output {
+        Output::Embedding(vector) => Some((item, vector.values.first_not_finite()?)),
+        _ => None,
+    };
+    match body.outputs.iter().enumerate().find_map(wrong) {
+        Some((item, at)) => Err(format!("element {at} of the vector in its output {item} is not finite")),
+        None => Ok(()),
     }
 }

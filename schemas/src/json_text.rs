@@ -23,7 +23,7 @@ impl JsonText {
     /// The text is not one JSON value, or one that parsers refuse (see the type).
     pub fn parse(text: &str) -> Result<Self, InvalidJson> {
         let text = text.trim_ascii();
-        check(text)?;
+        check(text).map_err(|error| InvalidJson(error.to_string()))?;
         Ok(Self(text.into()))
     }
 
@@ -33,7 +33,7 @@ impl JsonText {
 
     /// The text of a value as a body has it.
     pub(crate) fn of_text(text: Box<str>) -> Result<Self, InvalidJson> {
-        check(&text)?;
+        check(&text).map_err(|error| InvalidJson(fault_in_value(&error)))?;
         Ok(Self(text))
     }
 
@@ -68,8 +68,18 @@ impl Serialize for JsonText {
     }
 }
 
-fn check(text: &str) -> Result<(), InvalidJson> {
-    serde_json::from_str::<Checked>(text).map(|Checked| ()).map_err(|error| InvalidJson(error.to_string()))
+fn check(text: &str) -> serde_json::Result<()> {
+    serde_json::from_str::<Checked>(text).map(|Checked| ())
+}
+
+/// What is wrong with the text of a value that stands in a body. serde_json takes a position at the end of a message for the one in the
+/// body, and would not add that.
+pub(crate) fn fault_in_value(error: &serde_json::Error) -> String {
+    let (line, column, whole) = (error.line(), error.column(), error.to_string());
+    match whole.strip_suffix(&format!(" at line {line} column {column}")) {
+        Some(what) => format!("{what} in line {line}, column {column} of the value"),
+        None => whole,
+    }
 }
 
 /// Checks a value without keeping it. Unlike `IgnoredAny`, for which serde_json skips the text, this checks everything that a parser does:

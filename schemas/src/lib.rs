@@ -44,7 +44,7 @@ pub use job::{Input, Job};
 pub use json_text::{InvalidJson, JsonText};
 pub use limits::{
     BODY_BYTES_MAX, HEADER_BYTES_MAX, ITEMS_MAX, MODEL_NAME_BYTES_MAX, MODEL_REVISION_BYTES_MAX,
-    PARAMS_BYTES_MAX,
+    PARAMS_BYTES_MAX, TENANT_BYTES_MAX,
 };
 pub use output::Output;
 pub use params::Params;

@@ -21,3 +21,6 @@ pub const MODEL_NAME_BYTES_MAX: usize = 128;
 
 /// The longest revision that a job may demand, in bytes: room for several digests, and little of the frame that headers share.
 pub const MODEL_REVISION_BYTES_MAX: usize = 256;
+
+/// The longest name of a tenant (`vramq-tenant`), in bytes. It is copied into the headers of each attempt.
+pub const TENANT_BYTES_MAX: usize = 128;

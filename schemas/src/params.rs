@@ -5,6 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use crate::json_text::fault_in_value;
 use crate::limits::PARAMS_BYTES_MAX;
 use crate::reading::text;
 
@@ -61,6 +62,6 @@ impl Params {
         if text.len() > PARAMS_BYTES_MAX {
             return Err(format!("params take {} bytes, at most {PARAMS_BYTES_MAX} are allowed", text.len()));
         }
-        serde_json::from_str(text).map(Self).map_err(|e| format!("params: {e}"))
+        serde_json::from_str(text).map(Self).map_err(|e| format!("params: {}", fault_in_value(&e)))
     }
 }

@@ -276,6 +276,20 @@ fn a_body_is_an_object_or_a_map() {
     codec::decode::<Job>(b" \n{\"model\": \"m\", \"inputs\": [\"x\"]}", Encoding::Json).unwrap();
 }
 
+/// In the body, and in the value.
+#[test]
+fn a_fault_in_a_json_value_says_where_it_is() {
+    let value = "{\"x\":\n1e999}";
+    for (body, which) in [
+        (format!("{{\"model\": \"m\",\n\"inputs\": [\"a\",\n{{\"json\": {value}}}]}}"), "inputs[1]"),
+        (format!("{{\"model\": \"m\", \"inputs\": [\"a\"],\n\n\"params\": {value}}}"), "params"),
+    ] {
+        let fault = malformed::<Job>(body.as_bytes(), Encoding::Json);
+        let begin = format!("JSON: {which}: number out of range in line 2, column ");
+        assert!(fault.starts_with(&begin) && fault.contains(" of the value at line 4 column "), "{fault}");
+    }
+}
+
 #[test]
 fn params_are_bounded_in_size_and_depth() {
     let with = |params: &str| format!(r#"{{"model": "m", "inputs": [], "params": {params}}}"#);

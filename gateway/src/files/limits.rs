@@ -34,15 +34,15 @@ pub fn cut(name: &str) -> &str {
 /// The next piece of an upload; `None` after the last one.
 ///
 /// # Errors
-/// It did not come in time, or the upload broke off.
-pub async fn next_piece<E: std::fmt::Display>(
-    pieces: &mut (impl Stream<Item = Result<Bytes, E>> + Unpin),
+/// It did not come in time, or cannot be read.
+pub async fn next_piece(
+    pieces: &mut (impl Stream<Item = Result<Bytes, Problem>> + Unpin),
 ) -> Result<Option<Bytes>, Problem> {
     let next = tokio::time::timeout(PIECE_MAX, pieces.next()).await;
     let next = next.map_err(|_| {
         Problem::new(StatusCode::REQUEST_TIMEOUT, "slow_body", "the file did not come in time")
     })?;
-    next.transpose().map_err(|e| Problem::invalid(format!("the upload is incomplete: {e}")))
+    next.transpose()
 }
 
 /// # Errors

@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 use vramq_program::{line_at, read_lasting_text, toml_fault};
+use vramq_schemas::TENANT_BYTES_MAX;
 
 use super::{NAME_BYTES_MAX, is_name, unhex};
 
@@ -102,12 +103,13 @@ fn entry(
         }
         Some(digest)
     });
+    let tenant_expected = format!("a text of at most {TENANT_BYTES_MAX} bytes, without control characters");
     let read = (
         fields.take("models", "a list of texts"),
-        fields.take("in_flight_max", "a whole number"),
+        fields.take_if("in_flight_max", "a whole number from 1", |most: &usize| *most > 0),
         fields.take("requests_per_minute", "a whole number from 0 to 4294967295"),
         fields.take("priority", "a whole number from 0 to 255"),
-        fields.take("tenant", "a text"),
+        fields.take_if("tenant", &tenant_expected, |tenant: &String| is_tenant(tenant)),
         fields.take("operator", "true or false").unwrap_or_default(),
     );
     fields.finish();
@@ -122,6 +124,11 @@ fn entry(
         tenant,
         operator,
     })
+}
+
+/// Whether a text can name a tenant. Workers would count the jobs of a longer one as the gateway's own, and say nothing.
+fn is_tenant(text: &str) -> bool {
+    text.len() <= TENANT_BYTES_MAX && !text.contains(char::is_control)
 }
 
 struct Faults<'a> {
@@ -162,16 +169,28 @@ impl Fields<'_, '_, '_> {
     }
 
     fn take<T: DeserializeOwned>(&mut self, key: &str, expected: &str) -> Option<T> {
+        self.take_if(key, expected, |_| true)
+    }
+
+    fn take_if<T: DeserializeOwned>(
+        &mut self,
+        key: &str,
+        expected: &str,
+        is_right: impl FnOnce(&T) -> bool,
+    ) -> Option<T> {
         let value = self.table.remove(key)?;
         let span = value.span();
         // serde's errors repeat a text, which may be a key that stands at the wrong place.
         let found = match value.get_ref() {
             DeValue::Integer(number) => number.to_string(),
+            DeValue::String(text) => format!("a text of {} bytes", text.len()),
             other => format!("a value of type {}", other.type_str()),
         };
-        T::deserialize(ValueDeserializer::from(value))
-            .map_err(|_| self.fault(&span, &format!("`{key}` is {found}; it must be {expected}")))
-            .ok()
+        let read = T::deserialize(ValueDeserializer::from(value)).ok().filter(is_right);
+        if read.is_none() {
+            self.fault(&span, &format!("`{key}` is {found}; it must be {expected}"));
+        }
+        read
     }
 
     /// The fields that remain are unknown.
@@ -204,7 +223,7 @@ mod tests {
             "line 10, entry 4 (`c`): `sha256` is missing",
             "line 12, entry 4 (`c`): `models` is 3; it must be a list of texts",
             "line 13, entry 4 (`c`): `priority` is 256; it must be a whole number from 0 to 255",
-            "line 14, entry 4 (`c`): `operator` is a value of type string; it must be true or false",
+            "line 14, entry 4 (`c`): `operator` is a text of 7 bytes; it must be true or false",
             "line 15, entry 4 (`c`): `colour` is not a known key",
             "line 16, `other` is not known",
         ];
@@ -212,6 +231,32 @@ mod tests {
         for (fault, expected) in faults.iter().zip(expected) {
             assert!(fault.starts_with(expected), "{fault}\nis not\n{expected}");
             assert!(!fault.contains("hunter2"), "{fault}");
+        }
+    }
+
+    #[test]
+    fn a_tenant_that_workers_ignore_and_a_key_without_requests_are_faults() {
+        let (_, entry) = new_key("a");
+        let faults_of = |line: &str| parse(&format!("{entry}{line}\n")).err().unwrap_or_default();
+        let longest = "é".repeat(TENANT_BYTES_MAX / 2);
+        let longest_line = format!("tenant = \"{longest}\"");
+        for right in [longest_line.as_str(), "tenant = \"team a/b\"", "in_flight_max = 1"] {
+            assert!(faults_of(right).is_empty(), "{right}: {:?}", faults_of(right));
+        }
+        let tenant = "a text of at most 128 bytes, without control characters";
+        for (wrong, fault) in [
+            (
+                format!("tenant = \"{longest}x\""),
+                format!("`tenant` is a text of 129 bytes; it must be {tenant}"),
+            ),
+            ("tenant = \"a\\nb\"".to_owned(), format!("`tenant` is a text of 3 bytes; it must be {tenant}")),
+            ("tenant = 1".to_owned(), format!("`tenant` is 1; it must be {tenant}")),
+            (
+                "in_flight_max = 0".to_owned(),
+                "`in_flight_max` is 0; it must be a whole number from 1".to_owned(),
+            ),
+        ] {
+            assert_eq!(faults_of(&wrong), [format!("line 4, entry 1 (`a`): {fault}")], "{wrong}");
         }
     }
 

@@ -18,6 +18,7 @@ use super::range::{DownloadRequest, FileFacts, Wanted, download, unsatisfiable};
 use super::references::NO_UPLOADS;
 use super::{Authenticated, output_files};
 use crate::app::{App, draining};
+use crate::body::is_cut_off;
 use crate::drain::Drain;
 use crate::files::{FileStore, FileView, UploadRoom};
 use crate::held_body::UntilSent;
@@ -28,7 +29,7 @@ use crate::problem::Problem;
 /// How long each field before the file may take.
 const FIELD_MAX: Duration = Duration::from_secs(30);
 
-/// Fields before the file that are skipped: OpenAI's clients send `purpose`.
+/// The most fields of a form, up to the file. Those before it are skipped: OpenAI's clients send `purpose`.
 const FIELDS_MAX: usize = 16;
 
 /// `POST /v1/files`: a form with the field `file`, as OpenAI's clients send it.
@@ -76,32 +77,40 @@ async fn store(
     before: &BeforeFile,
     room: UploadRoom,
 ) -> Result<FileView, Problem> {
-    let malformed = |e: MultipartError| {
-        if before.is_too_long() {
-            let message = format!("more than {BEFORE_FILE_BYTES_MAX} bytes come before the field `file`");
-            return Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message);
-        }
-        // A stream that breaks off is the client's fault as well.
-        let status = if e.status().is_server_error() { StatusCode::BAD_REQUEST } else { e.status() };
-        Problem::new(status, "multipart", format!("the form is malformed: {e}"))
-    };
     for _ in 0..FIELDS_MAX {
         // Skips the rest of the field before.
         let field = timeout(FIELD_MAX, form.next_field()).await.map_err(|_| too_slow())?;
-        let Some(field) = field.map_err(malformed)? else { break };
+        let Some(field) = field.map_err(|e| malformed(&e, before))? else {
+            return Err(Problem::invalid("the form has no field `file`").about("file"));
+        };
         if field.name() != Some("file") {
             continue;
         }
         before.file_begins();
         let name = field.file_name().unwrap_or("file").to_owned();
         let media_type = field.content_type().unwrap_or("application/octet-stream").to_owned();
-        let pieces = stream::unfold(field, |mut field| async {
+        let pieces = stream::unfold(field, |mut field| async move {
             let piece = field.chunk().await.transpose()?;
-            Some((piece, field))
+            Some((piece.map_err(|e| malformed(&e, before)), field))
         });
         return files.put(owner, &name, &media_type, pieces, room).await;
     }
-    Err(Problem::invalid("the form has no field `file`").about("file"))
+    let message = format!("the field `file` is not among the first {FIELDS_MAX} fields of the form");
+    Err(Problem::invalid(message).about("file"))
+}
+
+/// Why a form cannot be read.
+fn malformed(error: &MultipartError, before: &BeforeFile) -> Problem {
+    if before.is_too_long() {
+        let message = format!("more than {BEFORE_FILE_BYTES_MAX} bytes come before the field `file`");
+        return Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message);
+    }
+    if is_cut_off(error) {
+        return Problem::hung_up();
+    }
+    // A body that cannot be read is the client's fault as well.
+    let status = if error.status().is_server_error() { StatusCode::BAD_REQUEST } else { error.status() };
+    Problem::new(status, "multipart", format!("the form is malformed: {}", error.body_text()))
 }
 
 /// `GET /v1/files/{id}`.

@@ -43,6 +43,7 @@ pub struct JobRequest {
     model: String,
     /// Texts, `{"bytes": "<base64>"}`, `{"json": …}`, `{"uri": "…"}`; an uploaded file is `{"uri": "file-…"}`, a
     /// job's output in a store `{"uri": "output-…"}`.
+    #[serde(deserialize_with = "super::numbered::inputs")]
     inputs: Vec<Input>,
     #[serde(default)]
     params: Params,

@@ -8,6 +8,7 @@ mod found_job;
 mod health;
 mod idempotency;
 mod jobs;
+mod numbered;
 mod one_job;
 mod openai;
 mod openai_input;

@@ -268,3 +268,19 @@ pub fn parts_are_sent(setup: &Setup, key: &str, path: &str, whole: &str) {
     assert_eq!((head.status, head.text.as_str()), (200, ""));
     assert_eq!(head.header("content-length"), Some(bytes.to_string().as_str()));
 }
+
+#[test]
+fn a_place_that_cannot_store_an_upload_is_named_in_the_log() {
+    let mut setup = Setup::new();
+    let folder = setup.folder.path().join("files");
+    setup.gateway(&["--set", &format!("files.folder={}", folder.display())]);
+    // In the place of the caller's folder.
+    std::fs::write(folder.join("local"), "").unwrap();
+    let gateway = &setup.gateways[0];
+    let refused = upload(gateway, "", b"x");
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (502, &json!("store")), "{refused:?}");
+    let lines = gateway.lines();
+    let told = lines.iter().find(|line| line["level"] == "ERROR").expect("an ERROR");
+    assert_eq!(told["message"], "the place of uploads cannot store the file", "{told}");
+    assert_eq!(told["place"], json!(folder), "{told}");
+}

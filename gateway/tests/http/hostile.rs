@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use crate::files::form_begin;
 use crate::harness::{Answer, ECHO, Gateway, Setup, until};
 use crate::keys::{send, until_served, with_keys};
 
@@ -81,26 +82,30 @@ fn malformed_forms_leave_nothing_in_the_store() {
     for _ in 0..2 {
         setup.gateway(&["--set", &format!("files.folder={}", folder.display())]);
     }
-    let upload = |kind: &str, body: &[u8]| {
+    let send = |kind: &str, body: &[u8]| {
         Answer::of(
             ureq::post(&format!("{}/v1/files", setup.next().url)).set("content-type", kind).send_bytes(body),
         )
-        .status
     };
+    let upload = |kind: &str, body: &[u8]| send(kind, body).status;
     let form = "multipart/form-data; boundary=b";
     let start = b"--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"../../x\"\r\n\r\n";
     for kind in ["text/plain", "application/json", "application/x-www-form-urlencoded", "multipart/form-data"]
     {
         assert_eq!(upload(kind, b"x"), 415, "{kind}");
     }
-    assert_eq!(upload(form, b"no boundary"), 400);
-    assert_eq!(upload(form, b"--b--\r\n"), 400);
-    assert_eq!(upload(form, start), 400);
-    assert_eq!(upload(form, &[&start[..], b"content without an end"].concat()), 400);
-    assert_eq!(
-        upload(form, &b"--b\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n1\r\n".repeat(20)),
-        400
-    );
+    let other = b"--b\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n1\r\n";
+    for (body, fault) in [
+        (b"no boundary".to_vec(), "is malformed: incomplete multipart stream"),
+        (b"--b--\r\n".to_vec(), "has no field `file`"),
+        (start.to_vec(), "received with incomplete data"),
+        ([&start[..], b"content without an end"].concat(), "received with incomplete data"),
+        (other.repeat(20), "not among the first 16 fields"),
+        ([&other.repeat(16)[..], &start[..], b"x\r\n--b--\r\n"].concat(), "not among the first 16 fields"),
+    ] {
+        let refused = send(form, &body);
+        assert!(refused.status == 400 && refused.text.contains(fault), "{refused:?} has not: {fault}");
+    }
     // A broken upload is answered at once, and removed after it.
     until("nothing is left of them", || {
         let owners = std::fs::read_dir(&folder).unwrap().flatten();
@@ -109,6 +114,42 @@ fn malformed_forms_leave_nothing_in_the_store() {
     // A name that points elsewhere is only a name.
     assert_eq!(upload(form, &[&start[..], b"x\r\n--b--\r\n"].concat()), 200);
     assert!(!setup.folder.path().join("x").exists());
+    assert_eq!(upload(form, &[&other.repeat(15)[..], &start[..], b"x\r\n--b--\r\n"].concat()), 200);
+}
+
+/// The log and the metrics do not count them as malformed.
+#[test]
+fn clients_that_hang_up_while_they_send_are_counted_as_such() {
+    let mut setup = Setup::new();
+    let folder = format!("files.folder={}", setup.folder.path().join("files").display());
+    for _ in 0..2 {
+        setup.gateway(&["--set", &folder]);
+    }
+    let head = |path: &str, kind: &str, length: &str| {
+        format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n{length}\r\n\r\n")
+    };
+    let (json, form) = ("application/json", "multipart/form-data; boundary=b");
+    let (known, chunked) = ("Content-Length: 100000", "Transfer-Encoding: chunked");
+    let requests = [
+        head("/v1/jobs", json, known) + "{",
+        head("/v1/jobs", json, chunked) + "1\r\n{\r\n",
+        head("/v1/files", form, known) + "--b\r\n",
+        head("/v1/files", form, known) + &form_begin("x") + "content",
+    ];
+    for gateway in &setup.gateways {
+        for request in &requests {
+            let mut connection = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
+            connection.write_all(request.as_bytes()).unwrap();
+        }
+        let counted =
+            |status: &str| gateway.metric("vramq_gateway_requests_total", &format!("status=\"{status}\""));
+        until("all are counted", || (counted("499") == requests.len() as f64).then_some(()));
+        assert_eq!(counted("400"), 0.0);
+        // This client waits for its answer.
+        let malformed = head("/v1/jobs", json, &format!("Connection: close\r\n{chunked}")) + "zz\r\n";
+        let answer = raw(gateway, malformed.as_bytes());
+        assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    }
 }
 
 /// Keys that are guessed in [`guessed_keys_open_nothing`].

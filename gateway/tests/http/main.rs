@@ -21,6 +21,7 @@ mod foreign;
 mod harness;
 mod hostile;
 mod hung_folder;
+mod invalid_replies;
 mod jobs;
 mod keys;
 mod large_files;

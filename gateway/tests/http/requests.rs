@@ -310,6 +310,7 @@ fn an_idempotency_key_stands_for_one_request_to_one_route_and_model() {
         let other = ask("/embed?model=echo-2");
         assert_ne!(first.status, 422, "{first:?}");
         assert_eq!(other.status, 422, "{other:?}");
+        assert!(other.text.contains("already used for another request"), "{other:?}");
         // `POST /` is the same route.
         for same in ["/embed?model=echo", "/?model=echo"] {
             assert_eq!(ask(same).status, first.status, "{same}");

@@ -7,7 +7,8 @@ use std::process::Command;
 
 use futures_util::StreamExt as _;
 use lapin::options::{
-    BasicConsumeOptions, BasicGetOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
+    BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, ExchangeDeclareOptions, QueueBindOptions,
+    QueueDeclareOptions,
 };
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer, ExchangeKind};
@@ -16,6 +17,7 @@ use vramq_amqp::WITHDRAWN_MAX;
 use vramq_schemas::fields::as_text;
 use vramq_schemas::topology::{JOBS_EXCHANGE, WITHDRAWALS_EXCHANGE};
 use vramq_schemas::withdrawal::{self, Withdrawal};
+use vramq_schemas::{Encoding, ReplyKind};
 
 use crate::harness::{DEADLINE, ECHO, Gateway, MINILM, Setup, until};
 use crate::jobs::sharing_results;
@@ -94,6 +96,18 @@ impl Listener {
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         };
         got.delivery.properties
+    }
+
+    /// Replies to a job with `done`.
+    pub async fn reply(&self, to: &BasicProperties, headers: FieldTable, body: &[u8]) {
+        let queue = to.reply_to().clone().expect("a reply queue");
+        let properties = BasicProperties::default()
+            .with_correlation_id(to.correlation_id().clone().expect("a correlation id"))
+            .with_type(ReplyKind::Done.as_str().into())
+            .with_content_type(Encoding::Json.content_type().into())
+            .with_headers(headers);
+        let options = BasicPublishOptions::default();
+        self.channel.basic_publish("".into(), queue, options, body, properties).await.unwrap();
     }
 }
 

@@ -7,7 +7,8 @@ use crate::common::worker::{self, Answer, Received, embed};
 use crate::common::{Broker, in_time, job, until};
 use lapin::types::FieldTable;
 use vramq_producer::{
-    Client, Encoding, ItemProgress, JobError, JobFailed, Options, Output, Progress, Reason, SubmitOptions,
+    Client, Embedding, Encoding, ItemProgress, JobError, JobFailed, Options, Output, Progress, Reason,
+    SubmitOptions, Values,
 };
 use vramq_schemas::headers::TOKENS;
 use vramq_schemas::{ReplyHeaders, ReplyKind, codec, fields};
@@ -145,8 +146,16 @@ async fn forged_replies_fail_their_job_and_no_other() {
         }
         vec![received.outputs(ReplyKind::Part, &headers, vec![embed("x"); outputs])]
     }
+    /// A vector that ends with an element that is no number.
+    fn vector(received: &Received, last: f32) -> Vec<Answer> {
+        let items = u32::try_from(received.job.inputs.len()).unwrap();
+        let headers = ReplyHeaders { items, items_total: items, ..ReplyHeaders::default() };
+        // As bytes: JSON has no such number.
+        let wrong = Output::Embedding(Embedding { values: Values::F32(vec![0.5, last]), base64: true });
+        vec![received.outputs(ReplyKind::Done, &headers, vec![wrong; received.job.inputs.len()])]
+    }
     type Forger = fn(&Received) -> Vec<Answer>;
-    let forgeries: [Forger; 8] = [
+    let forgeries: [Forger; 10] = [
         |r| claim(r, 5, 1, 5, 1),
         |r| claim(r, u32::MAX, 1, 5, 1),
         |r| claim(r, 0, 1, u32::MAX, 1),
@@ -155,6 +164,8 @@ async fn forged_replies_fail_their_job_and_no_other() {
         |r| vec![r.answer("part", FieldTable::default(), Vec::new())],
         |r| vec![r.answer("result", ReplyHeaders::default().to_table(), Vec::new())],
         |r| vec![r.answer("failed", FieldTable::default(), b"\xff\xff".to_vec())],
+        |r| vector(r, f32::NAN),
+        |r| vector(r, f32::INFINITY),
     ];
     for forgery in forgeries {
         for (result, stats) in ask(forgery).await {

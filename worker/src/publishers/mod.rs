@@ -3,10 +3,8 @@
 pub mod direct_address;
 pub mod reply_to;
 
+use vramq_schemas::TENANT_BYTES_MAX;
 use vramq_schemas::output_name::tenant_of;
-
-/// The longest `vramq-tenant` that is accepted. It is copied into the headers of each attempt.
-const TENANT_BYTES_MAX: usize = 128;
 
 /// A worker's rules for publishers; by default they may name any queue, and no user may name tenants.
 #[derive(Clone, Debug, Default)]
