@@ -119,6 +119,22 @@ fn nobody_gives_an_unknown_publisher_a_name() {
     assert_eq!(origin(&again), (None, None));
 }
 
+#[test]
+fn an_empty_id_leaves_the_name_to_the_other_one() {
+    for (message_id, correlation_id) in [("", "c"), ("c", "")] {
+        let job = BasicProperties::default()
+            .with_message_id(message_id.into())
+            .with_correlation_id(correlation_id.into());
+        let received = delivered("vramq.jobs", job, FieldTable::default());
+        assert_eq!(received.id(), Some("c"));
+        let model = model();
+        let address = ReplyAddress::of(&received, &model, Encoding::Json);
+        let reply = address.reply(ReplyKind::Done, FieldTable::default(), Vec::new());
+        let named = reply.properties.correlation_id().as_ref().map(|id| id.as_str());
+        assert_eq!(named, Some("c"), "{message_id:?} {correlation_id:?}");
+    }
+}
+
 /// For example, inputs were fetched for minutes and the clock was set meanwhile.
 #[test]
 fn a_clock_that_is_set_after_the_delivery_expires_no_job() {
@@ -192,7 +208,7 @@ fn no_failure_is_reported_where_no_reply_may_go() {
             BasicProperties::default().with_message_id("j".into()).with_reply_to(reply_to.into());
         failed(&delivered("vramq.jobs", properties, FieldTable::default()), &model(), &identity, &rejection)
     };
-    assert!(report("payroll").is_none());
+    assert!(report("payroll").is_none() && report("replies.\u{fffd}").is_none());
     assert_eq!(report("replies.bob").unwrap().routing_key.as_str(), "replies.bob");
     // The model's own reply queue is the operator's choice, so it is allowed.
     assert_eq!(report("").unwrap().routing_key.as_str(), "vramq.replies.m");
