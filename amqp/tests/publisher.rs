@@ -170,7 +170,7 @@ async fn the_bytes_in_flight_are_bounded() {
     assert!(publisher.has_room());
 }
 
-/// The broker closes the connection over a frame that is a byte larger than negotiated.
+/// A larger frame than negotiated may cost the connection (RabbitMQ takes eight bytes more).
 #[tokio::test]
 async fn headers_that_fill_a_frame_are_sent_and_larger_ones_are_not() {
     let connection = connect().await;
