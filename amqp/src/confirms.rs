@@ -16,7 +16,8 @@ pub enum PublishOutcome {
     Returned,
     /// Nacked: the length limit of a queue with `reject-publish` is reached.
     Refused,
-    /// Larger than [`Limits::body_bytes`](crate::Limits::body_bytes), and not sent: the broker would close the channel.
+    /// Its body is larger than [`Limits::body_bytes`](crate::Limits::body_bytes), or its properties and headers do not fit one frame of the
+    /// connection. Not sent: the broker would close the channel, or the connection.
     TooLarge,
 }
 

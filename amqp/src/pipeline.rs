@@ -13,6 +13,7 @@ use lapin::{Connection, ErrorKind};
 use tokio::time::{Sleep, sleep};
 
 use crate::confirms::PublishOutcome;
+use crate::header_frame::{frame_max, header_frame_bytes};
 use crate::ledger::UnknownOutcome;
 use crate::publisher::{ConfirmedPublisher, Message};
 use crate::returns::MatchBy;
@@ -46,6 +47,8 @@ pub type Outcomes<T> = Vec<(T, PublishOutcome)>;
 pub struct PublishPipeline<T> {
     publisher: ConfirmedPublisher,
     limits: Limits,
+    /// The largest frame of the connection.
+    frame_max: usize,
     in_flight: HashMap<u64, InFlight<T>>,
     /// The bytes of the bodies of those in `in_flight` that have no confirm.
     bytes: usize,
@@ -99,6 +102,7 @@ impl<T> PublishPipeline<T> {
         Ok(Self {
             publisher: ConfirmedPublisher::new(channel, match_by, None),
             limits,
+            frame_max: frame_max(connection),
             in_flight: HashMap::new(),
             bytes: 0,
             confirming: FuturesUnordered::new(),
@@ -136,7 +140,9 @@ impl<T> PublishPipeline<T> {
     pub fn publish(&mut self, token: T, message: Message) {
         debug_assert!(self.has_room(), "publish without room");
         let bytes = message.body.len();
-        if bytes > self.limits.body_bytes {
+        let is_frame_too_large =
+            || header_frame_bytes(&message.properties, &message.headers) > self.frame_max;
+        if bytes > self.limits.body_bytes || is_frame_too_large() {
             self.too_large.push(token);
             return;
         }

@@ -12,6 +12,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Connection};
 use vramq_amqp::{
     Address, ConfirmedPublisher, Limits, MatchBy, Message, Outcomes, PublishOutcome, PublishPipeline,
+    frame_max, header_frame_bytes,
 };
 
 /// Far beyond what a loaded machine needs.
@@ -167,6 +168,41 @@ async fn the_bytes_in_flight_are_bounded() {
         assert!(outcomes.iter().all(|(_, outcome)| *outcome == PublishOutcome::Confirmed));
     }
     assert!(publisher.has_room());
+}
+
+/// A larger frame than negotiated may cost the connection (RabbitMQ takes eight bytes more).
+#[tokio::test]
+async fn headers_that_fill_a_frame_are_sent_and_larger_ones_are_not() {
+    let connection = connect().await;
+    let channel = connection.create_channel().await.unwrap();
+    let queue = queue(&channel, None).await;
+    let mut publisher = PublishPipeline::open(&connection, LIMITS, MatchBy::PublishSeq).await.unwrap();
+    let properties = || {
+        BasicProperties::default()
+            .with_content_type("text/plain".into())
+            .with_content_encoding("utf-8".into())
+            .with_delivery_mode(1)
+            .with_priority(3)
+            .with_correlation_id("c".repeat(255).into())
+            .with_reply_to("replies".into())
+            .with_expiration("3600000".into())
+            .with_message_id("a message".into())
+            .with_timestamp(1_700_000_000)
+            .with_type("order".into())
+            .with_app_id("an app".into())
+            .with_cluster_id("a cluster".into())
+    };
+    let of_bytes = |bytes: usize| {
+        let mut headers = FieldTable::default();
+        headers.insert("number".into(), AMQPValue::LongInt(7));
+        headers.insert("large".into(), AMQPValue::LongString("x".repeat(bytes).into()));
+        Message { properties: properties(), headers, ..message(&queue, 0, 10) }
+    };
+    let empty = of_bytes(0);
+    let fills = frame_max(&connection) - header_frame_bytes(&empty.properties, &empty.headers);
+    let outcomes = publish_all(&mut publisher, [fills + 1, fills, 0].map(of_bytes)).await;
+    let expected = [PublishOutcome::TooLarge, PublishOutcome::Confirmed, PublishOutcome::Confirmed];
+    assert_eq!([0, 1, 2].map(|number| outcomes[&number]), expected);
 }
 
 /// Equal messages differ by their numbers; messages that are matched by their id arrive as they were given.

@@ -111,10 +111,11 @@ impl DeadLetter {
         Self { queue: queue.to_owned(), properties, headers, body }
     }
 
-    /// The job's id: the message id, or without one the correlation id.
+    /// The job's id: the message id, or without one (an empty one is none) the correlation id.
     pub fn id(&self) -> Option<&str> {
         let properties = &self.properties;
-        properties.message_id().as_ref().or(properties.correlation_id().as_ref()).map(|id| id.as_str())
+        let ids = [properties.message_id(), properties.correlation_id()];
+        ids.into_iter().flatten().map(|id| id.as_str()).find(|id| !id.is_empty())
     }
 
     /// The model's key.

@@ -22,6 +22,9 @@ const ARCHIVED_MAX: usize = 500;
 const LIMITS: Limits =
     Limits { messages: CONFIRMS_IN_FLIGHT, bytes: 32 * 1024 * 1024, body_bytes: 512 * 1024 * 1024 };
 
+/// Why a dead letter is kept whose publishing ended as [`PublishOutcome::TooLarge`].
+pub const TOO_LARGE: &str = "its body is larger than RabbitMQ accepts, or its headers do not fit a frame of the connection (frame_max)";
+
 /// Opens a channel that publishes dead letters with confirms.
 ///
 /// # Errors

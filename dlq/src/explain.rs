@@ -198,8 +198,9 @@ fn advice_for_reason(reason: Reason, retry: &str) -> String {
             format!("A store did not work: see the error above. When it does: `{retry}`.")
         }
         Reason::Expired => format!(
-            "It waited longer than its publisher allowed. If the result is still wanted: `{retry}`; it does not expire again, \
-             unless --change expiration=… is given. If many jobs expire, there are too few workers."
+            "It waited longer than its publisher allowed, or a clock is wrong: the time counts from the job's timestamp, if it has \
+             one. If the result is still wanted: `{retry}`; it does not expire again, unless --change expiration=… is given. If \
+             many jobs expire, there are too few workers."
         ),
         Reason::Unroutable => format!(
             "It ran, but its reply queue did not exist or stayed full. Create the queue again. Retried together with all \

@@ -135,8 +135,9 @@ fn take_all(parts: &mut Vec<Part>, first: u32, items_total: u32) -> Option<Vec<F
     Some(chain.into_iter().map(|at| parts.remove(at).fingerprint).collect())
 }
 
+/// An empty property is none: workers leave it out of replies.
 fn text(text: Option<&ShortString>) -> Option<String> {
-    text.map(|text| text.as_str().to_owned())
+    text.map(|text| text.as_str().to_owned()).filter(|text| !text.is_empty())
 }
 
 #[cfg(test)]
@@ -225,6 +226,13 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn an_empty_id_is_none() {
+        let job = Named { message_id: Some(""), ..BOTH };
+        let replies = Named { message_id: None, ..BOTH };
+        assert_eq!(answered(&[replies.reply(Done, 0, 12), job.job(0)]), [(1, vec![0])]);
     }
 
     #[test]

@@ -323,9 +323,13 @@ fn publish_result(outgoing: &Outgoing, outcome: PublishOutcome) -> Result<(), Pu
             Err(PublishError::QueueFull { model, key })
         }
         PublishOutcome::Returned => Err(unroutable(outgoing, "312 NO_ROUTE")),
-        PublishOutcome::TooLarge => {
-            Err(PublishError::TooLarge { bytes: outgoing.message.body.len(), cap: BODY_BYTES_MAX })
-        }
+        PublishOutcome::TooLarge => match outgoing.message.body.len() {
+            0..=BODY_BYTES_MAX => {
+                let problem = "they do not fit a frame of the connection: the broker's frame_max is smaller than RabbitMQ's default of 128 KiB";
+                Err(PublishError::Option { name: "headers", problem: problem.to_owned() })
+            }
+            bytes => Err(PublishError::TooLarge { bytes, cap: BODY_BYTES_MAX }),
+        },
     }
 }
 

@@ -6,7 +6,7 @@ mod values;
 
 use amq_protocol_types::{AMQPValue, FieldTable};
 
-use crate::fields::{as_text, integer, shown};
+use crate::fields::{TEXT_BYTES_MAX, as_text, integer, shown};
 pub use job::{HISTORY_MAX, JobHeaders, OF_JOBS, PASSES_PER_GROWTH, expires_at_ms, history};
 pub use reply::{ReplyHeaders, tokens};
 pub use values::InvalidHeader;
@@ -111,13 +111,19 @@ pub fn unreadable(table: &FieldTable) -> Option<String> {
 /// The revision of the model that a job demands, if it demands one.
 ///
 /// # Errors
-/// The header is no text. It must not be ignored: the job would run with any revision.
+/// The header is no text, or longer than any revision. It must not be ignored: the job would run with any revision.
 pub fn demanded_revision(table: &FieldTable) -> Result<Option<String>, InvalidHeader> {
-    let (name, expected) = (MODEL_REVISION, "text");
+    let (name, expected) = (MODEL_REVISION, "a text of at most 2048 bytes");
     match table.inner().get(name) {
         None | Some(AMQPValue::Void) => Ok(None),
         Some(value) => match as_text(value) {
-            Some(revision) => Ok(Some(revision).filter(|revision| !revision.is_empty())),
+            Some(revision) if revision.len() <= TEXT_BYTES_MAX => {
+                Ok(Some(revision).filter(|revision| !revision.is_empty()))
+            }
+            Some(revision) => {
+                let found = format!("a text of {} bytes", revision.len());
+                Err(InvalidHeader { name, found, expected })
+            }
             None => Err(InvalidHeader { name, found: shown(Some(value)), expected }),
         },
     }

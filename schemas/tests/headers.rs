@@ -186,6 +186,22 @@ fn absurd_values_are_named() {
     assert!(error.to_string().len() < 300, "{error}");
 }
 
+/// A model has none that is longer, so the job could never run; and it has to fit a frame when it is published again.
+#[test]
+fn a_demanded_revision_is_no_longer_than_those_of_models() {
+    let demanded = |bytes: usize| {
+        let revision = AMQPValue::LongString("r".repeat(bytes).into());
+        headers::demanded_revision(&table(headers::MODEL_REVISION, revision))
+    };
+    assert_eq!(demanded(TEXT_BYTES_MAX).unwrap().unwrap().len(), TEXT_BYTES_MAX);
+    let error = demanded(TEXT_BYTES_MAX + 1).unwrap_err().to_string();
+    let expected = format!(
+        "is a text of {} bytes; it must be a text of at most {TEXT_BYTES_MAX} bytes",
+        TEXT_BYTES_MAX + 1
+    );
+    assert!(error.ends_with(&expected), "{error}");
+}
+
 #[test]
 fn a_faulty_history_is_dropped() {
     for value in [

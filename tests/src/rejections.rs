@@ -109,9 +109,11 @@ fn check_reply(case: &Rejected, reply: &Received) -> Result<()> {
     ensure!(failure.reason == case.reason, "{failure:?}");
     ensure!(!failure.error.is_empty(), "no words");
     let of_job = &case.job.properties;
-    ensure!(reply.properties.message_id() == of_job.message_id());
-    let correlation = of_job.correlation_id().as_ref().or(of_job.message_id().as_ref());
-    ensure!(reply.properties.correlation_id().as_ref() == correlation);
+    // An empty id is none.
+    let [id, correlation] = [of_job.message_id(), of_job.correlation_id()]
+        .map(|id| id.as_ref().filter(|id| !id.as_str().is_empty()));
+    ensure!(reply.properties.message_id().as_ref() == id);
+    ensure!(reply.properties.correlation_id().as_ref() == correlation.or(id));
     ensure!(*reply.properties.delivery_mode() == Some(2), "not persistent");
     ensure!(reply.kind()? == ReplyKind::Failed);
     Ok(())

@@ -102,7 +102,8 @@ fn read_message(received: &ReceivedJob, model: &Model) -> Result<(JobHeaders, En
     }
     if received.is_expired() {
         // Saves the work below; the core checks the expiration again.
-        return Err(Rejection::expired());
+        let summary = &received.summary;
+        return Err(Rejection::expired(summary.published_ms, summary.at_ms, received.expires_at_ms()));
     }
     check_revision(received, model)?;
     Ok((headers, encoding, job))

@@ -13,7 +13,7 @@ use vramq_amqp::{Outcomes, PublishOutcome, PublishPipeline};
 use vramq_dlq::Stops;
 use vramq_dlq::archive::{Line, Lines};
 use vramq_dlq::dead_letter::{DeadLetter, Fingerprint};
-use vramq_dlq::destination::publisher;
+use vramq_dlq::destination::{TOO_LARGE, publisher};
 use vramq_dlq::queue_lock::QueueLock;
 use vramq_dlq::reader::Reader;
 use vramq_dlq::republish;
@@ -360,7 +360,7 @@ impl DeadQueue {
                 PublishOutcome::Returned => result = Err(Error::Refused(format!("{} was deleted", queue()))),
                 PublishOutcome::Refused => result = Err(Error::Refused(format!("{} is full", queue()))),
                 PublishOutcome::TooLarge => {
-                    counts.cannot_publish(progress, fingerprint, "its body is larger than RabbitMQ accepts");
+                    counts.cannot_publish(progress, fingerprint, TOO_LARGE);
                 }
             }
         }

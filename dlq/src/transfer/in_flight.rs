@@ -6,7 +6,7 @@ use vramq_amqp::{Outcomes, PublishOutcome};
 
 use super::{OnMoved, TransferReport};
 use crate::dead_letter::Fingerprint;
-use crate::destination::{Destination, PendingLetter};
+use crate::destination::{Destination, PendingLetter, TOO_LARGE};
 use crate::error::Error;
 use crate::plan::{Kind, Reading};
 use crate::reader::Acks;
@@ -76,7 +76,7 @@ impl<'a> InFlight<'a> {
                     result = refused("the queue is full and refuses messages");
                     "the queue is full"
                 }
-                PublishOutcome::TooLarge => "its body is larger than RabbitMQ accepts",
+                PublishOutcome::TooLarge => TOO_LARGE,
             };
             report.kept.push((pending.fingerprint, reason.to_owned()));
         }

@@ -301,6 +301,14 @@ async fn headers_too_large_to_keep(env: &mut TestEnv) -> Result<()> {
     }
     // One line for each message, however many of its headers are dropped.
     worker.log.counts("dropped headers that are too large", 2).await?;
+    // No model has such a revision. The job runs with no other one, also if its dead letter is retried.
+    let demanding = env.job("demanding", ["x"])?.with_header("vramq-model-revision", blob(110 * 1024));
+    env.client.publish(MODEL, demanding).await?;
+    let letter = dead.next().await.context("dead letter")?;
+    ensure!(letter.dead_letter()?.reason == Reason::Malformed);
+    ensure!(replies.next().await?.failure()?.reason == Reason::Malformed);
+    let kept = letter.headers().inner().get("vramq-model-revision").cloned();
+    ensure!(kept == Some(AMQPValue::Boolean(false)), "{kept:?}");
     // A good job with large headers runs.
     let good = env.job("good", ["x"])?.with_header("big", blob(100 * 1024));
     env.client.publish(MODEL, good).await?;

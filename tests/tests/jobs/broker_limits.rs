@@ -1,6 +1,7 @@
 //! The broker's limit for messages: the one of the configuration that is shipped, and jobs in a queue that are larger than a new limit.
 
 use anyhow::{Context as _, Result, ensure};
+use lapin::types::AMQPValue;
 use vramq_schemas::topology::{DELAYS_MS, delay_queue, jobs_queue};
 use vramq_schemas::{BODY_BYTES_MAX, Reason, ReplyKind};
 use vramq_tests::node::Node;
@@ -9,7 +10,11 @@ use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::{on_own_node, on_own_nodes};
 
-on_own_nodes!(jobs_larger_than_the_broker_takes_end, a_rejection_that_is_lost_is_repeated);
+on_own_nodes!(
+    jobs_larger_than_the_broker_takes_end,
+    headers_that_fill_a_small_frame_cost_no_session,
+    a_rejection_that_is_lost_is_repeated,
+);
 on_own_node!(the_shipped_configuration_refuses_what_workers_would_dead_letter);
 
 /// What the broker takes, and what is there already.
@@ -68,6 +73,35 @@ async fn jobs_larger_than_the_broker_takes_end(env: &mut TestEnv, node: &Node) -
     worker.drain().await?;
     while replies.next_within(vramq_tests::wait::SILENCE).await?.is_some() {}
     Ok(())
+}
+
+/// The dead letter would have more headers than the job, and the broker closes the connection over a frame that is too large.
+async fn headers_that_fill_a_small_frame_cost_no_session(env: &mut TestEnv, node: &Node) -> Result<()> {
+    for text in ["frame_max is smaller", "larger than the broker accepts", "job dead-lettered"] {
+        env.announce(text);
+    }
+    env.worker(&[]).await?.drain().await?;
+    node.configure("frame_max = 8192\n").await?;
+    env.reconnect().await?;
+
+    let worker = env.worker(&[]).await?;
+    worker.log.wait_for("frame_max is smaller").await?;
+    let filling = AMQPValue::LongString("h".repeat(8_000).into());
+    let unreadable = env.job("unreadable", ["x"])?.with_body("{").with_header("filling", filling);
+    env.client.publish_all(MODEL, vec![unreadable.clone(), env.job("good", ["x"])?]).await?;
+    let mut replies = env.replies().await?;
+    for reply in replies.take(2).await? {
+        match reply.id() {
+            "unreadable" => ensure!(reply.failure()?.reason == Reason::Malformed),
+            _ => ensure!(reply.kind()? == ReplyKind::Done, "{:?}", reply.failure()),
+        }
+    }
+    // The broker has dead-lettered it itself.
+    let letter = env.dead_letters().await?.next().await?;
+    ensure!(letter.body == unreadable.body && letter.headers().inner().contains_key("x-death"));
+    let sessions = worker.log.count("\"consuming\"");
+    ensure!(sessions == 1, "{sessions} sessions");
+    worker.drain().await
 }
 
 /// The broker never receives the worker's rejection, which would have dead-lettered the job. So the redelivered job must not simply be

@@ -86,9 +86,13 @@ async fn ids_that_are_not_utf8(env: &mut TestEnv) -> Result<()> {
 }
 
 async fn a_reply_queue_that_is_not_utf8(env: &mut TestEnv) -> Result<()> {
-    env.announce("reply could not be delivered to the caller");
+    // Another caller's queue, whose name is what the worker reads.
+    const READ_AS: &str = "\u{fffd}\u{fffd}";
+    env.client.declare_queue(READ_AS, env.setup.queue.arguments()).await?;
     let untold = End::BuriedUntold(Reason::Malformed);
-    poisoned(env, untold, |properties| properties.reply_to = NOT_UTF8.to_vec()).await
+    poisoned(env, untold, |properties| properties.reply_to = NOT_UTF8.to_vec()).await?;
+    ensure!(env.client.ready(READ_AS).await? == 0, "the reply went to another caller's queue");
+    Ok(())
 }
 
 async fn a_content_type_that_is_not_utf8(env: &mut TestEnv) -> Result<()> {

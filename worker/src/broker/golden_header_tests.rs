@@ -131,6 +131,6 @@ fn replies_have_the_frozen_headers() {
     let message = progress(&half, expected.attempt, address, &identity()).unwrap();
     assert_eq!(to_json(&message.headers), unnumbered(PROGRESS));
 
-    let message = failed(&received, &model, &identity(), &Rejection::expired()).unwrap();
+    let message = failed(&received, &model, &identity(), &Rejection::expired(None, 0, None)).unwrap();
     assert_eq!(to_json(&message.headers), unnumbered(FAILED));
 }

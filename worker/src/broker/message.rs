@@ -155,10 +155,13 @@ impl<'a> ReplyAddress<'a> {
             .with_content_type(self.encoding.content_type().into())
             .with_type(kind.as_str().into())
             .with_timestamp(unix_ms() / 1000);
-        if let Some(id) = of_job.message_id() {
+        // An empty one is none.
+        let [message_id, correlation_id] = [of_job.message_id(), of_job.correlation_id()]
+            .map(|id| id.as_ref().filter(|id| !id.as_str().is_empty()));
+        if let Some(id) = message_id {
             properties = properties.with_message_id(id.clone());
         }
-        if let Some(id) = of_job.correlation_id().as_ref().or(of_job.message_id().as_ref()) {
+        if let Some(id) = correlation_id.or(message_id) {
             properties = properties.with_correlation_id(id.clone());
         }
         if let Some(app) = of_job.app_id() {

@@ -8,6 +8,7 @@ use lapin::types::{AMQPValue, FieldArray};
 use vramq_core::event::Source;
 use vramq_core::ids::ModelIndex;
 use vramq_schemas::Output;
+use vramq_schemas::withdrawal::DIGEST;
 
 use super::*;
 use crate::config::Config;
@@ -119,6 +120,22 @@ fn nobody_gives_an_unknown_publisher_a_name() {
     assert_eq!(origin(&again), (None, None));
 }
 
+#[test]
+fn an_empty_id_leaves_the_name_to_the_other_one() {
+    for (message_id, correlation_id) in [("", "c"), ("c", "")] {
+        let job = BasicProperties::default()
+            .with_message_id(message_id.into())
+            .with_correlation_id(correlation_id.into());
+        let received = delivered("vramq.jobs", job, FieldTable::default());
+        assert_eq!(received.id(), Some("c"));
+        let model = model();
+        let address = ReplyAddress::of(&received, &model, Encoding::Json);
+        let reply = address.reply(ReplyKind::Done, FieldTable::default(), Vec::new());
+        let named = reply.properties.correlation_id().as_ref().map(|id| id.as_str());
+        assert_eq!(named, Some("c"), "{message_id:?} {correlation_id:?}");
+    }
+}
+
 /// For example, inputs were fetched for minutes and the clock was set meanwhile.
 #[test]
 fn a_clock_that_is_set_after_the_delivery_expires_no_job() {
@@ -192,7 +209,7 @@ fn no_failure_is_reported_where_no_reply_may_go() {
             BasicProperties::default().with_message_id("j".into()).with_reply_to(reply_to.into());
         failed(&delivered("vramq.jobs", properties, FieldTable::default()), &model(), &identity, &rejection)
     };
-    assert!(report("payroll").is_none());
+    assert!(report("payroll").is_none() && report("replies.\u{fffd}").is_none());
     assert_eq!(report("replies.bob").unwrap().routing_key.as_str(), "replies.bob");
     // The model's own reply queue is the operator's choice, so it is allowed.
     assert_eq!(report("").unwrap().routing_key.as_str(), "vramq.replies.m");
@@ -218,6 +235,40 @@ fn a_dead_letter_copies_no_worker_headers_that_a_publisher_forged() {
     assert_eq!(letter("vramq.jobs", Some(&JobHeaders::default())), ["mine"]);
     let of_worker = letter(RETRY_EXCHANGE, None);
     assert_eq!(of_worker.len(), 1 + headers::OF_JOBS.len(), "{of_worker:?}");
+}
+
+/// Otherwise the job would run with a revision that its publisher does not want, or could not be withdrawn.
+#[test]
+fn headers_that_a_job_relies_on_are_kept_before_all_others() {
+    let (revision, digest) = ("r".repeat(2048), "0".repeat(64));
+    let relied_on =
+        [(MODEL_REVISION, revision.as_str()), (DIGEST, digest.as_str()), (headers::TENANT, "acme")];
+    let relied_on = texts(&relied_on);
+    let mut table = relied_on.clone();
+    for at in 0..15_000 {
+        table.insert(format!("{at:05}").into(), AMQPValue::Boolean(true));
+    }
+    let job = BasicProperties::default().with_message_id("j".into());
+    let received = delivered("vramq.jobs", job, table);
+    let again = requeue(&received, &model(), &JobHeaders::default(), &Route::Now);
+    assert!(again.headers.inner().len() < 15_000, "not all fit");
+    for (name, value) in &relied_on {
+        assert_eq!(again.headers.inner().get(name.as_str()), Some(value), "{name}");
+    }
+}
+
+#[test]
+fn a_demanded_revision_that_is_too_large_to_keep_is_not_forgotten() {
+    let identity = Identity { worker: "w".to_owned(), version: "1" };
+    let rejection = Rejection::new(Reason::Malformed, "it is");
+    let mut table = FieldTable::default();
+    table.insert(MODEL_REVISION.into(), AMQPValue::LongString("r".repeat(110_000).into()));
+    let received = delivered("vramq.jobs", BasicProperties::default().with_message_id("j".into()), table);
+    let again = requeue(&received, &model(), &JobHeaders::default(), &Route::Now);
+    let letter = dead_letter(&received, None, &model(), &identity, &rejection);
+    for message in [again, letter] {
+        assert!(headers::demanded_revision(&message.headers).is_err(), "a retry runs with any revision");
+    }
 }
 
 /// The replies with these JSON outputs, as a client reads them; and why an output fits no reply.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use vramq_amqp::{ConfirmedPublisher, PublishOutcome, UnknownOutcome};
+use vramq_amqp::{ConfirmedPublisher, PublishOutcome, UnknownOutcome, header_frame_bytes};
 use vramq_core::ids::JobKey;
 
 use super::direct_replies::DirectReplies;
@@ -23,7 +23,8 @@ pub enum MessageOutcome {
     Unroutable,
     /// The queue is full and rejects publishes.
     Refused,
-    /// It is larger than the broker accepts. It was not sent, because the broker would close the channel.
+    /// It is larger than the broker accepts, or its headers do not fit a frame. It was not sent, because the broker would close the channel,
+    /// or the connection.
     TooLarge,
     /// A direct reply: the connection was lost while it was the only reply in flight.
     ConnectionLost,
@@ -59,8 +60,23 @@ pub struct Publisher {
     progress: Option<ProgressReplies>,
     /// Published on a separate connection.
     direct_replies: DirectReplies,
+    size_max: SizeMax,
+}
+
+/// How large messages may be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SizeMax {
     /// The largest body that the broker is known to accept.
-    body_max: usize,
+    pub(super) body: usize,
+    /// The largest frame, which has to take a message's properties and headers.
+    pub(super) frame: usize,
+}
+
+impl SizeMax {
+    fn allows(self, message: &Message) -> bool {
+        message.body.len() <= self.body
+            && header_frame_bytes(&message.properties, &message.headers) <= self.frame
+    }
 }
 
 impl Publisher {
@@ -71,9 +87,9 @@ impl Publisher {
         first_replies: Option<FirstReplies>,
         progress: Option<ProgressReplies>,
         direct_replies: DirectReplies,
-        body_max: usize,
+        size_max: SizeMax,
     ) -> Self {
-        Self { shared, first_replies, progress, direct_replies, body_max }
+        Self { shared, first_replies, progress, direct_replies, size_max }
     }
 
     /// Publishes one message, once. All futures of this function belong into one `FuturesUnordered`: see [`ConfirmedPublisher`]. `caller`
@@ -86,7 +102,7 @@ impl Publisher {
         message: &Message,
         caller: impl Fn() -> Option<String>,
     ) -> Result<MessageOutcome, UnknownOutcome> {
-        if message.body.len() > self.body_max {
+        if !self.size_max.allows(message) {
             return Ok(MessageOutcome::TooLarge);
         }
         if message.is_direct_reply() {
@@ -138,7 +154,7 @@ impl Publisher {
         }
         // A queue could hold up all that is published on the shared channel.
         let Some(progress) = &self.progress else { return };
-        if message.body.len() <= self.body_max {
+        if self.size_max.allows(&message) {
             let (caller, made_at) = (caller.unwrap_or_default(), Instant::now());
             progress.add(Report { job, caller, message, made_at });
         }

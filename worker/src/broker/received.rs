@@ -40,10 +40,11 @@ pub struct ReceivedJob {
 impl ReceivedJob {
     pub fn now(delivery: Delivery, source: Source, rules: &Arc<PublisherRules>) -> Self {
         let properties = &delivery.properties;
-        let id = properties.message_id().as_ref().or(properties.correlation_id().as_ref());
+        let ids = [properties.message_id(), properties.correlation_id()];
+        let id = ids.into_iter().flatten().find(|id| !id.as_str().is_empty());
         let at_ms = unix_ms();
         let summary = Summary {
-            id: id.map(|id| id.to_string()).filter(|id| !id.is_empty()),
+            id: id.map(ToString::to_string),
             trace: properties.headers().as_ref().and_then(TraceContext::of),
             correlation_id: properties.correlation_id().clone(),
             exchange: delivery.exchange.clone(),

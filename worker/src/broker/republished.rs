@@ -1,11 +1,15 @@
 //! What a republished job keeps: its properties, its publisher, and the headers that do not belong to workers. Pure.
 
 use lapin::BasicProperties;
-use lapin::types::{FieldTable, ShortString};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 use vramq_amqp::PERSISTENT;
 use vramq_schemas::ReplyKind;
 use vramq_schemas::fields::{self, value_bytes};
-use vramq_schemas::headers;
+use vramq_schemas::headers::{
+    self, BATCH_HINT, BATCH_HINT_PREFIXED, MODEL_REVISION, OF_JOBS, REQUEST_ID, RETRIES, TENANT, TRACEPARENT,
+    TRACESTATE,
+};
+use vramq_schemas::withdrawal::DIGEST;
 
 use super::received::ReceivedJob;
 use crate::publishers::direct_address::DIRECT_REPLIES;
@@ -17,6 +21,27 @@ const HEADER_BYTES_MAX: usize = 100 * 1024;
 /// The most bytes that [`DeadLetter`](vramq_schemas::DeadLetter) and [`JobHeaders`](vramq_schemas::JobHeaders) write. Foreign headers are
 /// dropped to make space for them.
 const OWN_HEADER_BYTES: usize = 16 * 1024;
+
+/// Headers of publishers that mean something to workers and clients. They are kept before all others.
+const OF_CONTRACT: [&str; 9] = [
+    BATCH_HINT,
+    BATCH_HINT_PREFIXED,
+    MODEL_REVISION,
+    DIGEST,
+    TENANT,
+    REQUEST_ID,
+    RETRIES,
+    TRACEPARENT,
+    TRACESTATE,
+];
+
+/// The most bytes of such a header's value: a text of [`TEXT_BYTES_MAX`](fields::TEXT_BYTES_MAX), as the longest revision of a model. Larger
+/// ones have no effect, except that a job does not run with such a revision.
+const OF_CONTRACT_BYTES_MAX: usize = 5 + fields::TEXT_BYTES_MAX;
+
+/// In the place of a demanded revision that is too large to be one: without the header, a retry of the dead letter would run with any
+/// revision. With this value the job stays malformed.
+static NO_REVISION: AMQPValue = AMQPValue::Boolean(false);
 
 /// The range of priorities of a job that is tried again, so that it does not wait behind the whole backlog again. Quorum queues of RabbitMQ
 /// 4.0 to 4.2 have two levels, and the upper one starts at 5. From 4.3 on a job without a priority counts as priority 4. Classic queues
@@ -65,7 +90,8 @@ pub(super) fn republished(of_job: &BasicProperties) -> BasicProperties {
 }
 
 /// The headers of a job that is published again. Left out: headers that would route copies elsewhere or name the publisher (see
-/// [`write_origin`]), the broker's, those that `is_kept` rejects, and the largest if all together do not fit a frame.
+/// [`write_origin`]), the broker's, those that `is_kept` rejects, and the largest if all together do not fit a frame. None that a job can
+/// rely on is left out for its size.
 pub(super) fn foreign_headers(of_job: &BasicProperties, is_kept: impl Fn(&str) -> bool) -> FieldTable {
     let Some(table) = of_job.headers() else {
         return FieldTable::default();
@@ -74,9 +100,10 @@ pub(super) fn foreign_headers(of_job: &BasicProperties, is_kept: impl Fn(&str) -
         .into_iter()
         .filter(|(name, _)| !matches!(name.as_str(), "CC" | "BCC" | headers::USER | headers::CALLER))
         .filter(|(name, _)| !is_of_broker(name.as_str()) && is_kept(name.as_str()))
+        .map(|(name, value)| (name, if is_no_revision(name.as_str(), value) { &NO_REVISION } else { value }))
         .map(|(name, value)| (1 + name.as_str().len() + value_bytes(value), name, value))
         .collect();
-    sized.sort_by_key(|(bytes, ..)| *bytes);
+    sized.sort_by_key(|(bytes, name, value)| (!is_of_contract(name.as_str(), value), *bytes));
     let mut free = HEADER_BYTES_MAX - OWN_HEADER_BYTES;
     let mut kept = FieldTable::default();
     let mut dropped = Vec::new();
@@ -91,6 +118,17 @@ pub(super) fn foreign_headers(of_job: &BasicProperties, is_kept: impl Fn(&str) -
     }
     warn_of_dropped(of_job, &dropped);
     kept
+}
+
+/// Whether the header demands a revision that no model can have.
+fn is_no_revision(name: &str, value: &AMQPValue) -> bool {
+    name == MODEL_REVISION && value_bytes(value) > OF_CONTRACT_BYTES_MAX
+}
+
+/// Whether a job may rely on the header.
+fn is_of_contract(name: &str, value: &AMQPValue) -> bool {
+    let is_known = OF_CONTRACT.contains(&name) || OF_JOBS.contains(&name);
+    is_known && value_bytes(value) <= OF_CONTRACT_BYTES_MAX
 }
 
 /// Logs one line per message. The number of headers is the publisher's choice.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::{join, join_all};
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use lapin::{Channel, Connection, Event};
-use vramq_amqp::{Address, BrokerHost, ConfirmedPublisher, MatchBy, Transfer};
+use vramq_amqp::{Address, BrokerHost, ConfirmedPublisher, FRAME_MAX_DEFAULT, MatchBy, Transfer, frame_max};
 use vramq_core::ids::{ModelIndex, QueueIndex};
 
 use super::aux_channel::{AuxChannel, AuxChannelState};
@@ -19,7 +19,7 @@ use super::first_replies::FirstReplies;
 use super::model_channels::ModelChannels;
 use super::opening::{MissingQueue, OpenChannels, SessionError, SessionPlan, open_further, why_missing};
 use super::progress_replies::ProgressReplies;
-use super::publisher::Publisher;
+use super::publisher::{Publisher, SizeMax};
 use super::reply_connection::ReplyConnection;
 use super::silent_queues::{self, SilentQueues};
 use crate::config::BrokerConfig;
@@ -140,6 +140,8 @@ impl Session {
                 return Err(error);
             }
         };
+        let size_max = SizeMax { body: body_max, frame: frame_max(&publishing) };
+        warn_of_small_frames(size_max.frame);
         let (publishing, transfer) = (Arc::new(publishing), Transfer::default());
         let confirm_s = broker.confirm_s;
         // Without channels for the control plane, the broker allows none for these either.
@@ -159,7 +161,7 @@ impl Session {
             publishing,
             broker: broker.clone(),
             models: plan.models.to_vec(),
-            publisher: Publisher::new(publisher, first_replies, progress, direct_replies.clone(), body_max),
+            publisher: Publisher::new(publisher, first_replies, progress, direct_replies.clone(), size_max),
             direct_replies: direct_replies.clone(),
             channels: models,
             missing,
@@ -263,6 +265,16 @@ impl Session {
     /// Closes both connections; deliveries that are not settled go back to the broker.
     pub async fn close(self) {
         join(close(&self.consuming, Side::Consuming), close(&self.publishing, Side::Publishing)).await;
+    }
+}
+
+/// The URL cannot ask for small frames, so they are the broker's.
+fn warn_of_small_frames(frame_max: usize) {
+    if frame_max < FRAME_MAX_DEFAULT {
+        tracing::warn!(
+            frame_max,
+            "the broker's frame_max is smaller than RabbitMQ's default of 131072: a job whose headers, with those that workers add, do not fit a frame is not tried again, and its dead letter may lack the worker's explanation; set frame_max = 131072 in rabbitmq.conf"
+        );
     }
 }
 

@@ -186,7 +186,7 @@ impl Core {
     pub(crate) fn decoded(&mut self, job: JobKey, result: Result<DecodedJob, Rejection>) {
         let Some(received) = self.take_unless_given_up(job) else { return };
         let decoded = match result {
-            Ok(_) if received.is_expired(self.now.at) => Err(Rejection::expired()),
+            Ok(_) if received.is_expired(self.now.at) => Err(received.expired()),
             result => result,
         };
         match decoded {

@@ -62,6 +62,31 @@ fn a_job_that_expires_while_it_is_read_is_not_run() {
     assert_eq!(dead_letter(&actions).map(|(reason, ..)| reason), Some(Reason::Expired));
 }
 
+/// The publisher's clock may be slow: the job has just been published, or has waited for hours.
+#[test]
+fn a_job_whose_time_was_over_when_it_came_says_when_it_was_published() {
+    let expired = |published_s_ago: Option<u64>, expires_at_ms: u64| {
+        let mut worker = Worker::new();
+        worker.unix_ms = 10_000_000;
+        let published_ms = published_s_ago.map(|seconds| worker.unix_ms - seconds * 1000);
+        let delivery = Delivery {
+            published_ms,
+            expires_at_ms: Some(expires_at_ms),
+            ..Worker::delivery(1, worker.source(), JobHeaders::default())
+        };
+        worker.apply(Event::Delivered(Box::new(delivery)));
+        worker.now += Duration::from_secs(2);
+        let actions = worker.decoded(1, 1);
+        let Some((Reason::Expired, error, _)) = dead_letter(&actions) else { panic!("{actions:?}") };
+        error.to_owned()
+    };
+    let error = expired(Some(7200), 6_400_000);
+    assert!(error.contains("published 7200 s before") && error.contains("clock"), "{error}");
+    let short = "the job's expiration passed before it ran";
+    assert_eq!(expired(None, 6_400_000), short, "its publisher gave no time");
+    assert_eq!(expired(Some(1), 10_001_000), short, "its time was over later, in this worker's hands");
+}
+
 #[test]
 fn a_job_that_cannot_be_read_is_a_dead_letter_and_one_for_another_revision_waits() {
     let mut worker = Worker::new();

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use vramq_schemas::{JobHeaders, Reason};
+use vramq_schemas::Reason;
 
 use crate::Core;
 use crate::action::Action;
@@ -37,8 +37,8 @@ impl Core {
         self.scheduler.set_doubtful(!self.health.is_well());
         self.scheduler.begin_round();
         while let Some((turn, job)) = self.scheduler.next_turn(&self.models, self.now.at) {
-            if let Some(headers) = self.headers_of_expired(job) {
-                self.dead_letter(job, JobOutcome::dead_letter_unrun(headers, Rejection::expired()));
+            if let Some(outcome) = self.outcome_of_expired(job) {
+                self.dead_letter(job, outcome);
                 continue;
             }
             let (model, budget_max) = (&self.models[turn.model.0], self.budget_max());
@@ -51,11 +51,11 @@ impl Core {
         self.was_blocked(lasted);
     }
 
-    /// The headers of a job that has not started and whose expiration has passed; `None` for others.
-    fn headers_of_expired(&self, job: JobKey) -> Option<JobHeaders> {
+    /// The outcome of a job that has not started and whose expiration has passed; `None` for others.
+    fn outcome_of_expired(&self, job: JobKey) -> Option<JobOutcome> {
         let running = self.jobs.running(job)?;
         let is_expired = !running.has_started() && running.received.is_expired(self.now.at);
-        is_expired.then(|| running.headers.clone())
+        is_expired.then(|| JobOutcome::dead_letter_unrun(running.headers.clone(), running.received.expired()))
     }
 
     fn was_blocked(&mut self, lasted: Option<Duration>) {

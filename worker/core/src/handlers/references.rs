@@ -28,7 +28,7 @@ impl Core {
         let Some(mut received) = self.take_unless_given_up(job) else { return };
         let now = self.now.at;
         if received.is_expired(now) {
-            let outcome = JobOutcome::dead_letter(received.reached(), Rejection::expired());
+            let outcome = JobOutcome::dead_letter(received.reached(), received.expired());
             return self.settle(received.settle(outcome, now));
         }
         if self.must_wait_for_stores(&received, &stores) {

@@ -146,6 +146,12 @@ impl Received {
         self.delivery.expires_at_ms.is_some_and(|at| self.at_ms.saturating_add(held_ms) > at)
     }
 
+    /// Why it ends if it is expired.
+    pub(crate) fn expired(&self) -> Rejection {
+        let Delivery { published_ms, expires_at_ms, .. } = self.delivery;
+        Rejection::expired(published_ms, self.at_ms, expires_at_ms)
+    }
+
     /// The stage after reading. `reply_max`: the most bytes of all its replies together.
     pub(crate) fn decoded(self, decoded: DecodedJob, reply_max: u64) -> Running {
         Running::new(self, decoded, reply_max)
