@@ -276,6 +276,17 @@ impl VirtualHost {
         self.server.request("PUT", &path, Some(&policy)).await.map(drop)
     }
 
+    /// Lets all queues whose names match hold so many messages and refuse more, by a policy.
+    ///
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn limit_queue_length(&self, pattern: &str, messages: u64) -> Result<()> {
+        let definition = json!({"max-length": messages, "overflow": "reject-publish"});
+        let policy = json!({"pattern": pattern, "apply-to": "queues", "definition": definition});
+        let path = format!("/api/policies/{}/length", self.name);
+        self.server.request("PUT", &path, Some(&policy)).await.map(drop)
+    }
+
     async fn request(&self, method: &str, kind: &str, rest: &str) -> Result<Value> {
         let path = format!("/api/{kind}/{}{rest}", self.name);
         self.server.request(method, &path, None).await
