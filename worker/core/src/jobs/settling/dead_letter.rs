@@ -99,7 +99,7 @@ impl Settling {
             destination,
             seconds,
             "the dead letter is refused: the dead queue is full or has a length limit, or another queue with this binding does. The job \
-             waits in a delay queue, and then ends here again. Make room, and remove the limit"
+             waits in a delay queue, and then ends again. Make room, or raise the limit, and remove it only then"
         );
         let mut headers = self.received.reached();
         if let JobOutcome::DeadLetter { headers: Some(of_letter), .. } = &self.outcome {
