@@ -276,6 +276,28 @@ impl VirtualHost {
         self.server.request("PUT", &path, Some(&policy)).await.map(drop)
     }
 
+    /// Lets all queues whose names match hold so many messages and refuse more, by a policy.
+    ///
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn limit_queue_length(&self, pattern: &str, messages: u64) -> Result<()> {
+        let definition = json!({"max-length": messages, "overflow": "reject-publish"});
+        let policy = json!({"pattern": pattern, "apply-to": "queues", "definition": definition});
+        self.server.request("PUT", &self.length_policy(), Some(&policy)).await.map(drop)
+    }
+
+    /// Removes that policy.
+    ///
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn remove_length_limit(&self) -> Result<()> {
+        self.server.request("DELETE", &self.length_policy(), None).await.map(drop)
+    }
+
+    fn length_policy(&self) -> String {
+        format!("/api/policies/{}/length", self.name)
+    }
+
     async fn request(&self, method: &str, kind: &str, rest: &str) -> Result<Value> {
         let path = format!("/api/{kind}/{}{rest}", self.name);
         self.server.request(method, &path, None).await

@@ -11,13 +11,15 @@ use vramq_schemas::topology::{DELAYS_MS, dead_queue, delay_queue, jobs_queue};
 use vramq_tests::answers::answered_once;
 use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::caller::Caller;
+use vramq_tests::job::Message;
 use vramq_tests::metrics::{Figures, figures};
-use vramq_tests::on_queue_types;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::Worker;
+use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(many_full_reply_queues_cost_their_own_caller);
+on_one_setup!(a_reply_queue_that_loses_its_limit_gets_replies_again);
 
 /// Twice the slots.
 const QUEUES: usize = 20;
@@ -130,5 +132,40 @@ async fn all_are_left_or_dead(env: &mut TestEnv, worker: &Worker, jobs: usize) -
     .await?;
     queues.iter().for_each(|queue| env.leave(queue));
     env.leave(&dead);
+    Ok(())
+}
+
+/// A quorum queue under a policy of its owner.
+const LIMITED: &str = "limited-replies";
+
+fn to_limited(env: &TestEnv, id: &str) -> Result<Message> {
+    Ok(env.job(id, ["x"])?.with(|properties| properties.with_reply_to(LIMITED.into())))
+}
+
+/// RabbitMQ 3.10 refuses replies on the channels that were told that the queue is full, also when the limit is gone and the queue empty.
+async fn a_reply_queue_that_loses_its_limit_gets_replies_again(env: &mut TestEnv) -> Result<()> {
+    env.announce("job dead-lettered");
+    let worker = env.worker(&[]).await?;
+    env.client.declare_queue(LIMITED, env.setup.queue.arguments()).await?;
+    // Their replies also use the channel that all share.
+    let first: Vec<_> =
+        (0..QUEUES).map(|at| to_limited(env, &format!("first {at}"))).collect::<Result<_>>()?;
+    env.client.publish_all(MODEL, first).await?;
+    figures(&worker, "the first jobs", |figures| answered(figures) == QUEUES).await?;
+
+    env.vhost.limit_queue_length(&format!("^{LIMITED}$"), 1).await?;
+    let mut published = QUEUES;
+    while ended(&Figures::of(&worker).await?) == 0 {
+        env.client.publish(MODEL, to_limited(env, &format!("limited {published}"))?).await?;
+        published += 1;
+        figures(&worker, "the job to end", |figures| answered(figures) + ended(figures) == published).await?;
+    }
+
+    env.vhost.remove_length_limit().await?;
+    env.client.purge(LIMITED).await?;
+    env.client.publish(MODEL, to_limited(env, "last")?).await?;
+    let reply = env.client.mailbox(LIMITED).await?.next().await?;
+    ensure!(reply.id() == "last" && reply.kind()? == ReplyKind::Done, "{:?}", reply.properties);
+    env.leave(&dead_queue(MODEL));
     Ok(())
 }

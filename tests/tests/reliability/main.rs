@@ -15,6 +15,7 @@ mod load;
 mod neighbours;
 mod quarantine;
 mod queues;
+mod refused_dead_letters;
 mod session;
 mod shutdown;
 mod silence;

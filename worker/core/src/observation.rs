@@ -115,7 +115,7 @@ pub enum End {
     Rejected(Reason),
     /// Its caller withdrew it: there is no dead letter.
     Withdrawn,
-    /// The broker takes neither replies nor dead letters: the job was given back as it was.
+    /// The broker takes neither a dead letter nor another attempt: the job was given back as it was.
     GivenBack,
 }
 
@@ -159,10 +159,12 @@ pub enum Cause {
     ScratchFull,
     /// The queue of the workers that are to run it is full: it waits.
     TargetQueueFull,
+    /// The dead queue refuses its dead letter: it waits.
+    DeadQueueFull,
 }
 
 impl Cause {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Smaller,
         Self::Exclusive,
         Self::Delayed,
@@ -178,6 +180,7 @@ impl Cause {
         Self::StoreUnavailable,
         Self::ScratchFull,
         Self::TargetQueueFull,
+        Self::DeadQueueFull,
     ];
 
     /// The name in metrics and spans. It stays when a word of the code changes.
@@ -198,6 +201,7 @@ impl Cause {
             Self::StoreUnavailable => "store-unavailable",
             Self::ScratchFull => "scratch-full",
             Self::TargetQueueFull => "target-queue-full",
+            Self::DeadQueueFull => "dead-queue-full",
         }
     }
 }

@@ -124,7 +124,10 @@ impl FirstReplies {
                 let outcome = outcome?;
                 self.broker_answers();
                 self.shared.channels().confirmed();
-                channel.put_back();
+                // A channel that was told that a queue is full may refuse messages to it for good.
+                if outcome != MessageOutcome::Refused {
+                    channel.put_back();
+                }
                 queue.took_alone(outcome, Instant::now());
                 return Ok(Some(outcome));
             }
@@ -199,8 +202,8 @@ impl FirstReplies {
     }
 }
 
-/// A channel for one message at a time, with its permit. Dropped without the outcome of its message, it is closed: the message could hold
-/// up the next one.
+/// A channel for one message at a time, with its permit. Dropped before it was put back, it is closed: a message without an outcome could
+/// hold up the next one.
 struct MessageChannel {
     shared: Arc<Shared>,
     publisher: ConfirmedPublisher,

@@ -271,12 +271,9 @@ pub fn dead_letter(
     rejection: &Rejection,
 ) -> Message {
     let of_job = &received.delivery.properties;
-    // For a job that cannot be read, keeps the headers that workers wrote, and the batch hint, which publishers may write. Other headers
-    // about attempts or the job's end are forged by the publisher, and a retry of the dead letter would trust them.
-    let is_kept = |name: &str| {
-        let is_of_workers = headers::OF_JOBS.contains(&name) || OF_DEAD_LETTERS.contains(&name);
-        let unread = reached.is_none() && (name == headers::BATCH_HINT || received.is_from_worker());
-        !is_of_workers || (unread && headers::OF_JOBS.contains(&name))
+    let is_kept = |name: &str| match headers::OF_JOBS.contains(&name) {
+        true => reached.is_none() && is_kept_unread(received, name),
+        false => !OF_DEAD_LETTERS.contains(&name),
     };
     let mut headers = foreign_headers(of_job, is_kept);
     if let Some(reached) = reached {
@@ -326,13 +323,26 @@ fn dossier(identity: &Identity, rejection: &Rejection) -> DeadLetter {
     }
 }
 
-/// The message for another attempt of a job. Without the property `expiration`: it would start again, and the broker would silently drop
-/// the job when it ends. Workers read `expires-at-ms` instead.
+/// Whether a message about a job whose headers cannot be read keeps this one of [`OF_JOBS`](headers::OF_JOBS): it does if a worker wrote it,
+/// and publishers may write the batch hint. Others about attempts are forged by the publisher, and would be trusted from then on.
+fn is_kept_unread(received: &ReceivedJob, name: &str) -> bool {
+    name == headers::BATCH_HINT || received.is_from_worker()
+}
+
+/// The message for another attempt of a job. Headers that cannot be read stay as they are, and its next end is the same.
+///
+/// Without the property `expiration`: it would start again, and the broker would silently drop the job when it ends. Workers read
+/// `expires-at-ms` instead.
 pub fn requeue(received: &ReceivedJob, model: &Model, next: &JobHeaders, route: &Route) -> Message {
     let of_job = &received.delivery.properties;
-    let mut headers = foreign_headers(of_job, |name| !headers::OF_JOBS.contains(&name));
-    let expires_at_ms = received.expires_at_ms();
-    JobHeaders { expires_at_ms, ..next.clone() }.write(&mut headers);
+    let is_read = received.job_headers().is_ok();
+    let is_kept =
+        |name: &str| !headers::OF_JOBS.contains(&name) || (!is_read && is_kept_unread(received, name));
+    let mut headers = foreign_headers(of_job, is_kept);
+    if is_read {
+        let expires_at_ms = received.expires_at_ms();
+        JobHeaders { expires_at_ms, ..next.clone() }.write(&mut headers);
+    }
     write_origin(received, &mut headers);
     let mut properties = republished(of_job);
     if matches!(route, Route::Now | Route::Later(_)) {

@@ -110,6 +110,20 @@ fn the_publisher_of_a_job_is_known_after_a_republish() {
     }
 }
 
+/// The job could not be dead-lettered, and waited. It must end as it would have: not run without the header.
+#[test]
+fn headers_that_cannot_be_read_cannot_be_read_in_the_next_attempt_either() {
+    for (exchange, has_attempt) in [("vramq.jobs", false), (RETRY_EXCHANGE, true)] {
+        let invalid = texts(&[(headers::BATCH_HINT, "many"), (headers::ATTEMPT, "forged, or not")]);
+        let received = delivered(exchange, BasicProperties::default(), invalid);
+        assert!(received.job_headers().is_err());
+        let again = requeue(&received, &model(), &JobHeaders::default(), &Route::Later(30_000));
+        assert_eq!(again.headers.contains_key(headers::ATTEMPT), has_attempt, "{exchange}");
+        let again = delivered(again.exchange.as_str(), again.properties, again.headers);
+        assert!(again.job_headers().is_err(), "{exchange}");
+    }
+}
+
 #[test]
 fn nobody_gives_an_unknown_publisher_a_name() {
     let forged = texts(&[(headers::USER, "eve"), (headers::CALLER, "eve"), (headers::TENANT, "acme")]);

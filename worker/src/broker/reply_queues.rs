@@ -6,6 +6,9 @@
 //!
 //! A queue that loses its majority later blocks the shared channel too, once 32 replies to it are unconfirmed. After 400 further messages
 //! to any queue, RabbitMQ then reads nothing from the connection. So a queue that confirms nothing gets at most 32 replies.
+//!
+//! A channel may go on refusing replies to a quorum queue that is not full any more: RabbitMQ 3.10 tells a channel that a queue is full, and
+//! if the length limit is then removed, tells it nothing. So a refused reply, and those that follow, use separate channels.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,6 +26,10 @@ use super::publisher::MessageOutcome;
 /// A queue that falls silent blocks the shared channel only if, within this time, it got its first reply there, or more than
 /// [`UNCONFIRMED_MAX`].
 const LATELY: Duration = Duration::from_millis(100);
+
+/// How long after a refusal on the shared channel no confirm on another channel lets a reply use it. Until then replies to the queue go
+/// one by one; if that channel still refuses them, one reply in this time is offered twice.
+const REFUSED_LATELY: Duration = Duration::from_secs(30);
 
 /// The most unconfirmed replies to a queue on the shared channel, unless the queue confirmed one lately: RabbitMQ's `SOFT_LIMIT`
 /// (`rabbit_fifo_client.erl`).
@@ -77,11 +84,13 @@ pub(super) struct ReplyQueue {
 
 #[derive(Debug, Default)]
 struct Facts {
-    /// Whether the shared channel is registered with the queue: the queue confirmed a reply there, and was neither silent nor deleted
+    /// Whether the shared channel is registered with the queue: the queue confirmed a reply there, and was neither silent, deleted nor full
     /// since.
     is_registered: bool,
     /// When it last confirmed a reply.
     confirmed_at: Option<Instant>,
+    /// When the shared channel last refused a reply to it.
+    refused_at: Option<Instant>,
     /// Replies on the shared channel whose outcome is not known yet.
     unconfirmed: usize,
     /// How often it did not confirm a reply.
@@ -91,9 +100,12 @@ struct Facts {
 impl ReplyQueue {
     pub(super) fn trust(&self, now: Instant) -> QueueTrust {
         let facts = self.facts();
-        let confirmed_lately =
-            facts.confirmed_at.is_some_and(|at| now.saturating_duration_since(at) < LATELY);
-        if !facts.is_registered && !confirmed_lately {
+        let is_within = |time: Duration, at: Option<Instant>| {
+            at.is_some_and(|at| now.saturating_duration_since(at) < time)
+        };
+        let confirmed_lately = is_within(LATELY, facts.confirmed_at);
+        let may_register = confirmed_lately && !is_within(REFUSED_LATELY, facts.refused_at);
+        if !facts.is_registered && !may_register {
             QueueTrust::Unproven
         } else if facts.unconfirmed >= UNCONFIRMED_MAX && !confirmed_lately {
             QueueTrust::Slow
@@ -129,6 +141,9 @@ impl ReplyQueue {
         let mut facts = self.facts();
         facts.unconfirmed -= 1;
         facts.is_registered |= outcome == MessageOutcome::Confirmed;
+        if outcome == MessageOutcome::Refused {
+            facts.refused_at = Some(now);
+        }
         facts.note(outcome, now);
         drop(facts);
         self.ended.notify_waiters();
@@ -153,9 +168,11 @@ impl Facts {
                 (self.is_registered, self.confirmed_at) = (false, None);
                 self.silences += 1;
             }
-            // A queue with the same name that is declared later is a different one.
-            MessageOutcome::Unroutable => (self.is_registered, self.confirmed_at) = (false, None),
-            // The queue is full, but it works.
+            // A queue with the same name that is declared later is a different one. And a full queue works, but its channel may not learn
+            // that it has room again.
+            MessageOutcome::Unroutable | MessageOutcome::Refused => {
+                (self.is_registered, self.confirmed_at) = (false, None);
+            }
             _ => {}
         }
     }
@@ -179,8 +196,23 @@ mod tests {
         assert_eq!(queue.trust(now + LATELY), QueueTrust::Unproven);
         took(&queue, MessageOutcome::Confirmed, now);
         assert_eq!(queue.trust(now + 1000 * LATELY), QueueTrust::Proven);
+    }
+
+    /// On RabbitMQ 3.10 the shared channel refuses for the rest of the session what other channels confirm.
+    #[test]
+    fn a_queue_that_the_shared_channel_refused_gets_its_replies_on_other_channels_for_a_while() {
+        let (queue, now) = (ReplyQueue::default(), Instant::now());
+        took(&queue, MessageOutcome::Confirmed, now);
         took(&queue, MessageOutcome::Refused, now);
-        assert_eq!(queue.trust(now + 1000 * LATELY), QueueTrust::Proven, "a full queue lives");
+        assert_eq!(queue.trust(now), QueueTrust::Unproven);
+        queue.took_alone(MessageOutcome::Confirmed, now + LATELY);
+        assert_eq!(queue.trust(now + LATELY), QueueTrust::Unproven, "the shared channel is another one");
+        let later = now + REFUSED_LATELY;
+        assert_eq!(queue.trust(later), QueueTrust::Unproven, "it has to confirm again");
+        queue.took_alone(MessageOutcome::Confirmed, later);
+        assert_eq!(queue.trust(later), QueueTrust::Proven);
+        queue.took_alone(MessageOutcome::Refused, later);
+        assert_eq!(queue.trust(later), QueueTrust::Unproven, "full again");
     }
 
     #[test]

@@ -97,7 +97,8 @@ impl Shell {
             return Some("the crashes are miscounted");
         }
         let is_same = headers.expires_at_ms == before.expires_at_ms
-            && headers.revision_waits == before.revision_waits + u32::from(stored.is_of_other_revision)
+            && (headers.revision_waits == before.revision_waits + u32::from(stored.is_of_other_revision)
+                || (stored.is_dead_refused && headers.revision_waits == before.revision_waits))
             && (headers.moved == before.moved || (headers.moved && env.ledger.job(stored.job).spec.moves))
             && headers.queue == self.queue_header(stored, before);
         let own = env.ledger.job(stored.job).spec.headers.batch_hint;
@@ -113,7 +114,7 @@ impl Shell {
         }
         let waits = headers.store_waits.checked_sub(before.store_waits);
         let is_counted = match waits {
-            Some(0) => !stored.store_failed || tried > 0,
+            Some(0) => !stored.store_failed || tried > 0 || stored.is_dead_refused,
             // The decision may have been made before.
             Some(1) => {
                 // The worker waits for inputs no longer than it may hold a job.
@@ -182,7 +183,9 @@ impl Shell {
                 let is_due = turns.map(|turn| turn.min(last)).any(|turn| DELAYS_MS[turn] == *ms);
                 // The wait that replaces a full queue.
                 let is_instead = stored.was_refused && *ms == DELAYS_MS[0];
-                (!is_due && !is_instead).then_some("another wait than its turn's")
+                // Only a person makes room among the dead letters.
+                let is_undecided = stored.is_dead_refused && *ms == DELAYS_MS[last];
+                (!is_due && !is_instead && !is_undecided).then_some("another wait than its turn's")
             }
         }
     }
@@ -338,6 +341,7 @@ fn is_cause(cause: Cause, before: &JobHeaders, headers: &JobHeaders, route: &Rou
         Cause::Larger => ran_out && matches!(route, Route::OtherWorkers(_)),
         // Or a rule moves the job.
         Cause::TargetQueueFull => waited,
+        Cause::DeadQueueFull => matches!(route, Route::Later(_)) && !ran_out,
         Cause::ReplyQueueFull => waited && !ran_out,
         Cause::StoreUnavailable | Cause::ScratchFull => headers.store_waits > before.store_waits && !ran_out,
         Cause::Quarantine => matches!(route, Route::Quarantine) && !ran_out,

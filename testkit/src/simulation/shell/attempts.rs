@@ -36,6 +36,9 @@ impl Shell {
         let number = stored.job.0;
         let Kind::Job { headers: before, .. } = &env.ledger.letter(stored.letter).kind else { return };
         let before = before.as_deref().cloned().unwrap_or_default();
+        if stored.is_dead_refused {
+            return self.check_undecided(env, job, headers);
+        }
         // The worker does not wait for passes of a lost device, nor for passes behind one that never ends.
         let hung_at = env.devices[self.device].hung_at(env.now);
         let given_up = self.lost.is_some() || hung_at.is_some_and(|at| env.now - at <= GIVEN_UP_AFTER);
@@ -72,6 +75,23 @@ impl Shell {
                 format!("job {number} is in pass {pass}")
             });
         }
+    }
+
+    /// Checks that a job whose dead letter was refused keeps what its caller has. What else was computed of it, or is in a pass, is lost.
+    fn check_undecided(&self, env: &mut Env, job: JobKey, headers: &JobHeaders) {
+        let Some(stored) = self.jobs.get(&job) else { return };
+        let answered = stored.refused_from.unwrap_or(stored.next);
+        if headers.items_done != answered {
+            let (number, done) = (stored.job.0, headers.items_done);
+            env.ledger.fail("finished items are kept", || {
+                format!("job {number}: items-done {done}, answered {answered}")
+            });
+        }
+        let outputs = (answered..).zip(stored.outputs.iter().skip(answered as usize));
+        let computed = outputs.filter(|(_, there)| **there).map(|(item, _)| item);
+        let in_passes = self.passes_with(job).flat_map(|flight| &flight.order.items);
+        let running = in_passes.filter(|(of, _)| *of == job).map(|(_, item)| item.0);
+        computed.chain(running).for_each(|item| env.ledger.in_vain(stored.job, item));
     }
 
     fn check_attempt(

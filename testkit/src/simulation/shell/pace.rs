@@ -19,11 +19,11 @@ use crate::simulation::env::Env;
 const REFUSED_WAIT_MIN: Micros = 200 * MILLI;
 const REFUSED_WAIT_MAX: Micros = 5 * SECOND;
 
-/// How often messages to callers or other workers are published, and messages to the worker's own queues.
+/// How often messages to callers, other workers or operators are published, and messages to the worker's own queues.
 const OTHERS_TRIES: u32 = 4;
 const OWN_TRIES: u32 = 8;
 
-/// How long a job is kept that can neither be answered nor dead-lettered.
+/// How long a job is kept that can neither be dead-lettered nor requeued.
 const RETURN_WAIT: Micros = SECOND;
 
 /// The delay of timers, frames and the event loop.
@@ -114,7 +114,7 @@ impl Shell {
         }
     }
 
-    /// Checks that a job is given back only because the broker takes neither replies nor dead letters about it.
+    /// Checks that a job is given back only because the broker takes neither a dead letter of it nor another attempt.
     pub(super) fn check_give_back(&self, env: &mut Env, job: JobKey) {
         let Some(stored) = self.jobs.get(&job) else { return };
         let waited = env.now - stored.tries.answered_at.max(stored.delivered_at);

@@ -45,9 +45,14 @@ impl What {
         }
     }
 
-    /// Whether it goes to a caller or to workers with larger devices.
+    /// Whether it goes to a caller, to workers with larger devices, or to an operator.
     fn is_for_others(&self) -> bool {
-        matches!(self, Self::Reply | Self::Notice | Self::Requeue(Route::OtherWorkers(_)))
+        matches!(self, Self::Reply | Self::Notice | Self::Requeue(Route::OtherWorkers(_))) || self.is_dead()
+    }
+
+    /// Whether it goes to the dead letters.
+    fn is_dead(&self) -> bool {
+        matches!(self, Self::DeadReplies | Self::DeadLetter)
     }
 }
 
@@ -188,7 +193,9 @@ impl Shell {
         };
         let exchange = names.retry_exchange.clone();
         let priority = matches!(route, Route::Now | Route::Later(_)).then_some(5);
-        let kind = Kind::Job { headers: Some(Box::new(headers)), published_ms: *published_ms };
+        // Headers that cannot be read stay as they are.
+        let headers = before.as_ref().map(|_| Box::new(headers));
+        let kind = Kind::Job { headers, published_ms: *published_ms };
         Out { kind, exchange, routing_key, priority }
     }
 
@@ -280,6 +287,8 @@ impl Shell {
             let outbox = session.outboxes.remove(&job)?;
             stored.tries.answered(Some(&outcome), is_for_others, env.now);
             stored.was_refused = true;
+            let is_full = matches!(outcome, PublicationOutcome::Refused { .. });
+            stored.is_dead_refused |= is_full && stored.what.as_ref().is_some_and(What::is_dead);
             if outbox.is_reply {
                 env.ledger.excuses_mut(stored.job).replies_refused = true;
                 stored.unconfirmed = outbox.left;

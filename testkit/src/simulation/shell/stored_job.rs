@@ -122,6 +122,8 @@ pub(super) struct StoredJob {
     pub(super) refused_from: Option<u32>,
     /// Whether a full queue refused another message about it.
     pub(super) was_refused: bool,
+    /// Whether a full queue refused its dead letter, so that it may come back undecided.
+    pub(super) is_dead_refused: bool,
     pub(super) end: Option<SeenEnd>,
     /// Its end was counted.
     pub(super) is_counted: bool,
@@ -181,6 +183,7 @@ impl StoredJob {
             is_part_out: false,
             refused_from: None,
             was_refused: false,
+            is_dead_refused: false,
             end: None,
             is_counted: false,
             unconfirmed: VecDeque::new(),

@@ -97,7 +97,11 @@ impl Core {
                 received.run_alone(is_last_try);
                 self.wait_for_reply_queue(received)
             }
-            decision => Some(self.after_crashes(received, decision)),
+            decision => {
+                // A dead letter may be refused. The message that follows starts without the broker's count.
+                received.set_crashes(decision.crashes());
+                Some(self.after_crashes(received, decision))
+            }
         }
     }
 

@@ -19,18 +19,19 @@ use crate::observation::{End, Observation};
 use crate::rejection::Rejection;
 use crate::timers::Timer;
 
-/// How often a message to the worker's own queues is published if the broker refuses it (a full queue with `reject-publish`). With the
+/// How often a job is published to the worker's own queues if the broker refuses it (a full queue with `reject-publish`). With the
 /// waits that is about 20 s, enough for a reader that only paused.
 const OWN_TRIES: u32 = 8;
 
-/// The same for messages to callers and other workers, about 1.5 s. Queues that stay full must not hold slots that other callers need. A
-/// caller's results go to the dead letters with the job; a job for other workers waits in a delay queue.
+/// The same for messages to callers and other workers, and for dead letters, about 1.5 s. Queues that stay full must not hold slots that
+/// other callers need. A caller's results go to the dead letters with the job; a job for other workers, or whose dead letter is refused,
+/// waits in a delay queue.
 const OTHERS_TRIES: u32 = 4;
 
 const REFUSED_WAIT_MIN: Duration = Duration::from_millis(200);
 const REFUSED_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// How long a job that can neither be answered nor dead-lettered is kept before the worker gives it back. The broker redelivers it at once,
+/// How long a job that can neither be dead-lettered nor requeued is kept before the worker gives it back. The broker redelivers it at once,
 /// and the repair by a person takes longer than that.
 const GIVE_BACK_WAIT: Duration = Duration::from_secs(1);
 
@@ -242,7 +243,7 @@ impl Core {
             return false;
         }
         let tries_max = match reader {
-            Reader::Caller | Reader::OtherWorkers => OTHERS_TRIES,
+            Reader::Caller | Reader::OtherWorkers | Reader::Operator => OTHERS_TRIES,
             Reader::OwnQueues => OWN_TRIES,
         };
         let longest = backoff::doubling_max(tries.saturating_sub(1), REFUSED_WAIT_MIN, REFUSED_WAIT_MAX);
@@ -329,7 +330,7 @@ impl Core {
         }
     }
 
-    /// A job that can neither be answered nor dead-lettered has waited. Gives it back to its queue.
+    /// A job that can neither be dead-lettered nor requeued has waited. Gives it back to its queue.
     pub(crate) fn give_back(&mut self, job: JobKey) {
         if self.jobs.get(job).is_some() {
             self.act(Action::GiveBack { job });

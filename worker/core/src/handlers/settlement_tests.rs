@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use vramq_schemas::{JobHeaders, Reason};
 
-use crate::action::{Action, Publication};
+use crate::action::{Action, Publication, Route};
 use crate::device::{OutOfMemory, PassError};
 use crate::event::{Delivery, Event, PassResult, PublicationOutcome};
-use crate::handlers::test_worker::{REPLY_MAX, Worker, replied};
+use crate::handlers::test_worker::{REPLY_MAX, Worker, replied, requeued};
 use crate::ids::{ItemIndex, JobKey};
 use crate::observation::Observation;
 use crate::rejection::Rejection;
@@ -184,6 +184,27 @@ fn a_reply_that_is_refused_four_times_is_not_offered_again() {
     }
 }
 
+/// Jobs of others need the slot.
+#[test]
+fn a_job_whose_dead_letter_is_refused_four_times_goes_to_a_delay_queue() {
+    let mut worker = Worker::new();
+    worker.arrives(JOB.0, worker.source(), JobHeaders::default());
+    let result = Err(Rejection::new(Reason::Malformed, "no JSON"));
+    let mut actions = worker.apply(Event::Decoded { job: JOB, result });
+    let mut offered = 0;
+    while requeued(&actions).is_empty() {
+        assert!(dead_letter_of(&actions) == Some(Reason::Malformed) && offered < 8, "{actions:?}");
+        offered += 1;
+        let outcome = PublicationOutcome::Refused { destination: "vramq.dead".to_owned() };
+        actions = worker.apply(Event::Published { job: JOB, outcome });
+        while dead_letter_of(&actions).is_none() && requeued(&actions).is_empty() {
+            actions = worker.until_next_timer();
+        }
+    }
+    assert_eq!(offered, 4);
+    assert_eq!(requeued(&actions), [(JOB, JobHeaders::default(), Route::Later(30_000))]);
+}
+
 #[test]
 fn what_is_finished_is_published_a_second_after_the_first_pass_while_more_follows() {
     let mut worker = Worker::one_by_one();
@@ -214,6 +235,15 @@ fn the_wait_for_the_first_pass_counts_from_publishing() {
         _ => None,
     });
     assert_eq!(waits.collect::<Vec<_>>(), [Duration::from_secs(5)]);
+}
+
+fn dead_letter_of(actions: &[Action]) -> Option<Reason> {
+    actions.iter().find_map(|action| match action {
+        Action::Publish { publication: Publication::DeadLetter { rejection, .. }, .. } => {
+            Some(rejection.reason)
+        }
+        _ => None,
+    })
 }
 
 /// The answered items and the reason in the dead letter among these actions.

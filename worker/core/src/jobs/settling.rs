@@ -27,7 +27,7 @@ pub(crate) enum Step {
     Publish(Publication),
     /// The broker refused the publication: wait, then publish it again.
     Retry,
-    /// The broker takes neither a reply nor a dead letter: wait, then give the job back to its queue.
+    /// The broker takes neither a dead letter nor another attempt: wait, then give the job back to its queue.
     GiveBack,
     /// Have the broker dead-letter the job.
     Reject,
@@ -58,7 +58,9 @@ pub(crate) enum Reader {
     Caller,
     /// Other workers, from a queue of theirs.
     OtherWorkers,
-    /// The workers of this model, or an operator, from the model's own queues.
+    /// An operator, from the dead letters.
+    Operator,
+    /// The workers of this model, from the model's own queues.
     OwnQueues,
 }
 
@@ -68,7 +70,7 @@ enum Stage {
     Start,
     Reply,
     Requeue,
-    /// The job's queue is full: another attempt by way of a delay queue.
+    /// The job's queue or the dead queue is full: another attempt by way of a delay queue.
     RequeueLater,
     DeadReplies,
     DeadLetter,
@@ -158,6 +160,7 @@ impl Settling {
     pub(crate) fn reader(&self) -> Reader {
         match (self.stage, &self.outcome) {
             (Stage::Reply | Stage::Notice, _) => Reader::Caller,
+            (Stage::DeadReplies | Stage::DeadLetter, _) => Reader::Operator,
             (Stage::Requeue, JobOutcome::Requeue(requeue)) if requeue.otherwise.is_some() => {
                 Reader::OtherWorkers
             }

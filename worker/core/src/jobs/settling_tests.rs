@@ -196,7 +196,12 @@ fn every_row_of_replies() {
             End::DeadLettered(Reason::Unroutable),
         ),
         // Without the replies, the dead letter would say that they are beside it.
-        row(replies(), [unroutable(), refused()], "reply, dead replies, give back", End::GivenBack),
+        row(
+            replies(),
+            [unroutable(), refused(), CONFIRMED],
+            "reply, dead replies, requeue Later(30000), ack",
+            End::Requeued(Cause::DeadQueueFull),
+        ),
         row(
             replies(),
             [cut, CONFIRMED, unroutable()],
@@ -313,9 +318,34 @@ fn every_row_of_dead_letters() {
             "dead letter engine-failed at 5, give back",
             End::GivenBack,
         )),
-        row(job(), [refused()], "dead letter engine-failed at 5, give back", End::GivenBack),
+        row(
+            job(),
+            [refused(), CONFIRMED],
+            "dead letter engine-failed at 5, requeue Later(30000), ack",
+            End::Requeued(Cause::DeadQueueFull),
+        ),
+        row(
+            job(),
+            [refused(), refused()],
+            "dead letter engine-failed at 5, requeue Later(30000), give back",
+            End::GivenBack,
+        ),
         row(job(), [unroutable()], "dead letter engine-failed at 5, session unusable", dead_lettered),
     ]);
+}
+
+/// It is decided about again when it comes back, and its caller gets no item twice.
+#[test]
+fn a_job_whose_dead_letter_is_refused_waits_as_it_was_delivered_after_the_items_that_were_answered() {
+    let crashed = JobHeaders { crashes: 2, items_done: 4, attempt: 1, ..JobHeaders::default() };
+    let outcome = JobOutcome::dead_letter(crashed, Rejection::new(Reason::Crashed, "five crashes"));
+    let mut settling = settling(outcome, None);
+    settling.received.set_crashes(5);
+    settling.begin();
+    let step = settling.published(refused(), policy(true));
+    let Step::Publish(Publication::Requeue { headers, .. }) = step else { panic!("{step:?}") };
+    // Not the two with which a retry by an operator runs in the quarantine.
+    assert_eq!(*headers, JobHeaders { crashes: 5, items_done: 4, ..JobHeaders::default() });
 }
 
 #[test]

@@ -3,13 +3,17 @@
 use std::sync::Arc;
 
 use vramq_schemas::Reason;
+use vramq_schemas::topology::DELAYS_MS;
 
-use super::{Settling, Stage, Step};
-use crate::action::Publication;
+use super::{Settling, Stage, Step, end_of};
+use crate::action::{Publication, Route};
 use crate::disposition::JobOutcome;
 use crate::event::PublicationOutcome;
-use crate::observation::End;
+use crate::observation::{Cause, End};
 use crate::rejection::Rejection;
+
+/// How long a job waits whose dead letter is refused: only a person makes room in the dead queue.
+const REFUSED_DELAY_MS: u64 = DELAYS_MS[DELAYS_MS.len() - 1];
 
 impl Settling {
     /// Changes the outcome to a dead letter. Its headers count the items that were answered before the run that is published first.
@@ -45,7 +49,7 @@ impl Settling {
     pub(super) fn replies_dead_lettered(&mut self, outcome: PublicationOutcome, declares: bool) -> Step {
         match outcome {
             PublicationOutcome::Unroutable { destination } => self.no_queue(&destination, declares),
-            PublicationOutcome::Refused { .. } => self.give_back(),
+            PublicationOutcome::Refused { destination } => self.dead_letter_refused(&destination),
             _ => self.dead_letter(),
         }
     }
@@ -66,6 +70,7 @@ impl Settling {
                 self.end = End::Rejected(rejection.reason);
             }
             PublicationOutcome::Unroutable { destination } => return self.no_queue(&destination, declares),
+            PublicationOutcome::Refused { destination } => return self.dead_letter_refused(&destination),
             outcome => {
                 tracing::error!(
                     job,
@@ -81,6 +86,28 @@ impl Settling {
             return self.end_of_dead_letter();
         }
         self.notice()
+    }
+
+    /// The job waits in a delay queue, with the headers that it was delivered with and the items that are answered by now. Then it is
+    /// decided about again. Holding it, or giving it back to the front of its queue, would occupy a slot that jobs of others need.
+    fn dead_letter_refused(&mut self, destination: &str) -> Step {
+        let delivery = &self.received.delivery;
+        let (job, trace_id, seconds) = (&delivery.id, &delivery.trace_id, REFUSED_DELAY_MS / 1000);
+        tracing::error!(
+            job,
+            trace_id,
+            destination,
+            seconds,
+            "the dead letter is refused: the dead queue is full or has a length limit, or another queue with this binding does. The job \
+             waits in a delay queue, and then ends again. Make room, or raise the limit, and remove it only then"
+        );
+        let mut headers = self.received.reached();
+        if let JobOutcome::DeadLetter { headers: Some(of_letter), .. } = &self.outcome {
+            headers.items_done = of_letter.items_done;
+        }
+        self.outcome = JobOutcome::requeue(headers, Route::Later(REFUSED_DELAY_MS), Cause::DeadQueueFull);
+        self.end = end_of(&self.outcome);
+        self.requeue_later()
     }
 
     /// The next step after the `failed` reply was published. The job ends even if the reply did not arrive.

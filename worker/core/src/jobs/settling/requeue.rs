@@ -12,32 +12,30 @@ use crate::rejection::Rejection;
 impl Settling {
     /// Another attempt, by the route that was decided on.
     pub(super) fn requeue(&mut self) -> Step {
+        self.publish_attempt(Stage::Requeue)
+    }
+
+    /// Publishes another attempt to a delay queue, because the job's queue or the dead queue is full. Giving the old message back instead
+    /// would repeat the size that failed, and the parts that were sent. Holding it would occupy a slot without draining the queue. A delay
+    /// queue has no length limit.
+    pub(super) fn requeue_later(&mut self) -> Step {
+        self.publish_attempt(Stage::RequeueLater)
+    }
+
+    fn publish_attempt(&mut self, stage: Stage) -> Step {
         let JobOutcome::Requeue(Requeue { route, headers, .. }) = &self.outcome else {
             return self.give_back();
         };
         let publication = Publication::Requeue { headers: headers.clone(), route: route.clone() };
-        self.publish(Stage::Requeue, publication)
-    }
-
-    /// Publishes another attempt to a delay queue, because the job's queue is full. Giving the old message back instead would repeat the
-    /// size that failed, and the parts that were sent. Holding it would occupy a slot without draining the queue. A delay queue has no
-    /// length limit.
-    pub(super) fn requeue_later(&mut self) -> Step {
-        let JobOutcome::Requeue(Requeue { headers, .. }) = &self.outcome else {
-            return self.give_back();
-        };
-        let publication =
-            Publication::Requeue { headers: headers.clone(), route: Route::Later(DELAYS_MS[0]) };
-        self.publish(Stage::RequeueLater, publication)
+        self.publish(stage, publication)
     }
 
     /// The next step after the attempt was published by the route that was decided on.
     pub(super) fn requeued(&mut self, outcome: PublicationOutcome, declares: bool) -> Step {
         match outcome {
             PublicationOutcome::Confirmed { .. } => self.may_be_acked(),
-            PublicationOutcome::Refused { .. } | PublicationOutcome::Unreachable { .. } => {
-                self.requeue_queue_full(&outcome)
-            }
+            PublicationOutcome::Refused { destination }
+            | PublicationOutcome::Unreachable { destination, .. } => self.requeue_queue_full(&destination),
             PublicationOutcome::Unroutable { destination } => self.requeue_unroutable(&destination, declares),
             PublicationOutcome::TooLarge => {
                 let error = "the job has to be requeued, and is larger than the broker accepts now";
@@ -56,7 +54,7 @@ impl Settling {
         }
     }
 
-    fn requeue_queue_full(&mut self, outcome: &PublicationOutcome) -> Step {
+    fn requeue_queue_full(&mut self, destination: &str) -> Step {
         let JobOutcome::Requeue(requeue) = &mut self.outcome else { return self.give_back() };
         let delivery = &self.received.delivery;
         let (job, trace_id) = (&delivery.id, &delivery.trace_id);
@@ -64,12 +62,18 @@ impl Settling {
             tracing::debug!(
                 job,
                 trace_id,
-                ?outcome,
+                destination,
                 "the queue of the workers that the job moves to is full: the job waits, or is dead-lettered after too many waits"
             );
             return self.instead(otherwise.full);
         }
-        tracing::warn!(job, trace_id, "the job queue is full: the requeued job waits in a delay queue");
+        tracing::warn!(
+            job,
+            trace_id,
+            destination,
+            "the queue of the requeued job is full or has a length limit: the job waits in a delay queue"
+        );
+        requeue.route = Route::Later(DELAYS_MS[0]);
         self.requeue_later()
     }
 
