@@ -21,6 +21,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -384,6 +385,46 @@ def closed_by_another_thread(url):
             thread.join(60)
             assert not thread.is_alive(), "a thread waits for ever"
         assert [type(end) for end in ends] == [vramq.ClientClosed] * 8, ends
+
+
+# Its destructors run while the interpreter ends: that of a program's own class, and that of a generator.
+LEFT_OPEN = """
+import sys
+import vramq
+from vramq.celery import App
+
+class Service:
+    client_of_app = property(lambda self: self.app.client)
+    closed = vramq.ClientClosed
+
+    def __init__(self):
+        self.client, self.app = vramq.Client(sys.argv[1]), App(sys.argv[1])
+        self.job = self.client.submit("slow", ["a"])
+
+    def __del__(self):
+        for use in (lambda: self.client.run("slow", ["a"]), lambda: self.client_of_app):
+            try:
+                use()
+            except self.closed:
+                print("closed")
+        self.job.withdraw()
+        self.client.close()
+        print("destroyed")
+
+def generator():
+    with vramq.Client(sys.argv[1]) as client:
+        while True:
+            yield client.submit("slow", ["b"], id="b").id
+
+service, generated = Service(), generator()
+print(next(generated))
+"""
+
+
+def left_open(url):
+    """A program ends although its destructors use clients, whose threads run no more then. Nobody serves "slow"."""
+    ended = subprocess.run([sys.executable, "-I", "-c", LEFT_OPEN, url], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, b"b\nclosed\nclosed\ndestroyed\n"), ended
 
 
 def msgpack(url):
