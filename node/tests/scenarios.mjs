@@ -96,6 +96,19 @@ async function wayThatCloses(url, method, code = 0, text = '') {
   return way
 }
 
+// How many listeners signals have from here on. Node.js warns of more than ten of one signal.
+function countAbortListeners() {
+  let count = 0
+  for (const [name, step] of [['addEventListener', 1], ['removeEventListener', -1]]) {
+    const original = AbortSignal.prototype[name]
+    AbortSignal.prototype[name] = function (...given) {
+      count += step
+      return original.apply(this, given)
+    }
+  }
+  return () => count
+}
+
 // Class and method in AMQP.
 const START_OK = Buffer.from([0, 10, 0, 11])
 const OPEN = Buffer.from([0, 10, 0, 40])
@@ -752,6 +765,7 @@ const scenarios = {
 
   // Jobs go on being published and answered while a proxy cuts the connections, after each line that is printed.
   async reconnect(url) {
+    const listeners = countAbortListeners()
     const client = await vramq.Client.connect(url)
     let done = 0
     const lane = async () => {
@@ -762,6 +776,7 @@ const scenarios = {
       }
     }
     await Promise.all(Array.from({ length: 32 }, lane))
+    assert.ok(listeners() <= 1, `${listeners()} listeners after ${client.reconnects} reconnects`)
     await client.close()
   },
 
