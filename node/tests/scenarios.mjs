@@ -564,7 +564,7 @@ const scenarios = {
   // Who stops waiting gives the job's slot back; and the time limit holds while a job waits for its slot. Nobody serves "slow".
   async slots(url) {
     const client = await vramq.Client.connect(url, { jobsInFlight: 2 })
-    const [stop, stopWaiting, stopPublishing] = Array.from({ length: 3 }, () => new AbortController())
+    const [stop, stopWaiting, stopPublishing, stopWithoutReason] = Array.from({ length: 4 }, () => new AbortController())
     const running = client.run('slow', ['a'], { signal: stop.signal })
     const first = await client.submit('slow', ['a'])
     const late = await client.submit('slow', ['a'], { timeoutMs: 300 }).catch((error) => error)
@@ -579,6 +579,9 @@ const scenarios = {
     const published = client.publish('slow', ['a'], { signal: stopPublishing.signal })
     stopPublishing.abort(new Error('no more'))
     await assert.rejects(published, /no more/)
+    const publishing = client.publish('slow', ['a'], { signal: stopWithoutReason.signal }).then(() => 'published', (reason) => reason)
+    stopWithoutReason.abort(null)
+    assert.equal(await publishing, null)
     stopWaiting.abort(new Error('enough'))
     await assert.rejects(waiting[0], /enough/)
     first.forget()
