@@ -798,7 +798,9 @@ def withdrawn_once_permitted(url):
 
 
 def unsent(url):
-    """Jobs of callers that give up before the broker has them: there is nothing to withdraw."""
+    """Jobs of callers that give up before the broker has them: there is nothing to withdraw. It is withdrawn if the broker has just
+    confirmed it."""
+    import aio_pika
     from vramq import _channels
 
     async def late(client):
@@ -824,9 +826,31 @@ def unsent(url):
         _channels.UNCONFIRMED_MAX, client._withdrawals.add = unconfirmed_max, add
         return withdrawn
 
-    async def run():
-        import aio_pika
+    async def at_the_confirm(client, key):
+        """Jobs whose callers are cancelled when the confirm has come, or a little later. Returns those that were not withdrawn."""
+        publish, left = aio_pika.Exchange.publish, []
+        confirmed = None
 
+        async def publish_and_tell(*args, **options):
+            await publish(*args, **options)
+            if options["routing_key"] == key:
+                confirmed.set_result(None)
+
+        aio_pika.Exchange.publish = publish_and_tell
+        for n in range(8):
+            confirmed = asyncio.get_running_loop().create_future()
+            cancelled = asyncio.ensure_future(client.run(MODEL, ["a"], key=key, id=f"confirmed-{n}"))
+            await confirmed
+            for _ in range(n):
+                await asyncio.sleep(0)
+            cancelled.cancel()
+            await raises_async(asyncio.CancelledError, cancelled)
+            if f"confirmed-{n}" not in client._withdrawals._open:
+                left.append(n)
+        aio_pika.Exchange.publish = publish
+        return left
+
+    async def run():
         seen = set()
 
         async def see(message):
@@ -835,7 +859,8 @@ def unsent(url):
         connection = await aio_pika.connect(url)
         channel = await connection.channel()
         queue = await channel.declare_queue(exclusive=True)
-        await queue.bind("vramq.jobs", routing_key=MODEL)
+        for key in (MODEL, "seen-only"):
+            await queue.bind("vramq.jobs", routing_key=key)
         await queue.consume(see, no_ack=True)
         async with vramq.AsyncClient(url) as client:
             runs = [asyncio.ensure_future(client.run(MODEL, ["a"], id=f"{n}")) for n in range(500)]
@@ -858,6 +883,8 @@ def unsent(url):
                 await asyncio.sleep(0.05)
             sent = {job_id for job_id in seen if job_id.startswith("late")}
             assert withdrawn == sent and 0 < len(sent) < 12, (withdrawn, sent)
+            left = await at_the_confirm(client, "seen-only")
+            assert not left, f"not withdrawn, cancelled so many steps after the confirm: {left}"
         await connection.close()
 
     asyncio.run(run())
