@@ -667,7 +667,16 @@ def refused(url):
             goes_on = False
             await asyncio.gather(*lanes)
 
-    asyncio.run(run())
+            # A connection for one job is closed also if the job ends, and with it the attempt, just when this begins.
+            session = await client._connector.open_alone()
+            dropping = asyncio.ensure_future(session.drop())
+            await asyncio.sleep(0)
+            dropping.cancel()
+            await raises_async(asyncio.CancelledError, dropping)
+            while not all(connection.is_closed for connection in session.connections):
+                await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(run(), 240))
 
 
 def forced(url):
