@@ -170,7 +170,7 @@ export class Client {
       let opened
       this.#session = session
       this.#opened = new Promise((resolve) => (opened = resolve))
-      await Promise.race([session.lost, aborted(this.#stopped.signal)])
+      await untilAborted(this.#stopped.signal, session.lost)
       if (this.#ended) {
         // Before the queue is gone: a withdrawal may come too late, and a reply without a queue is a dead letter.
         if (await this.#withdrawals.close()) return this.#connector.leave(session)
@@ -241,7 +241,15 @@ function given(options) {
   return Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined))
 }
 
-function aborted(signal) {
-  if (signal.aborted) return undefined
-  return new Promise((resolve) => signal.addEventListener('abort', resolve, { once: true }))
+// Waits for a promise, or until the signal is aborted. It leaves no listener: of more than ten Node.js warns.
+async function untilAborted(signal, promise) {
+  if (signal.aborted) return
+  let abort
+  const aborted = new Promise((resolve) => (abort = resolve))
+  signal.addEventListener('abort', abort)
+  try {
+    await Promise.race([promise, aborted])
+  } finally {
+    signal.removeEventListener('abort', abort)
+  }
 }

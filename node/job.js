@@ -67,6 +67,8 @@ function whenAborted(signal, call) {
 // A job from the call that makes it until its last reply.
 export class Pending {
   ended = false
+  // Not by `error` alone: the reason of a signal may be null.
+  hasFailed = false
   confirmed = false
   // Whether its replies still come although nobody waits for them.
   isForgotten = false
@@ -141,7 +143,7 @@ export class Pending {
   }
 
   fail(error) {
-    if (!this.ended) this.error = error
+    if (!this.ended) Object.assign(this, { error, hasFailed: true })
     this.#end(this.reject, error)
   }
 

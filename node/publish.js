@@ -147,8 +147,8 @@ function confirm(session, pending, body, properties) {
 }
 
 // What became of a job that is published no more: nothing to say if it was confirmed or answered.
-function ended({ error, timeoutMs }) {
+function ended({ hasFailed, error, timeoutMs }) {
   if (error instanceof JobFailed || error instanceof InvalidReply) return
   if (error instanceof JobTimeout) throw new PublishTimeout(`the broker did not confirm the job within ${timeoutMs} ms`)
-  if (error) throw error
+  if (hasFailed) throw error
 }

@@ -96,6 +96,19 @@ async function wayThatCloses(url, method, code = 0, text = '') {
   return way
 }
 
+// How many listeners signals have from here on. Node.js warns of more than ten of one signal.
+function countAbortListeners() {
+  let count = 0
+  for (const [name, step] of [['addEventListener', 1], ['removeEventListener', -1]]) {
+    const original = AbortSignal.prototype[name]
+    AbortSignal.prototype[name] = function (...given) {
+      count += step
+      return original.apply(this, given)
+    }
+  }
+  return () => count
+}
+
 // Class and method in AMQP.
 const START_OK = Buffer.from([0, 10, 0, 11])
 const OPEN = Buffer.from([0, 10, 0, 40])
@@ -552,7 +565,7 @@ const scenarios = {
   // Who stops waiting gives the job's slot back; and the time limit holds while a job waits for its slot. Nobody serves "slow".
   async slots(url) {
     const client = await vramq.Client.connect(url, { jobsInFlight: 2 })
-    const [stop, stopWaiting, stopPublishing] = Array.from({ length: 3 }, () => new AbortController())
+    const [stop, stopWaiting, stopPublishing, stopWithoutReason] = Array.from({ length: 4 }, () => new AbortController())
     const running = client.run('slow', ['a'], { signal: stop.signal })
     const first = await client.submit('slow', ['a'])
     const late = await client.submit('slow', ['a'], { timeoutMs: 300 }).catch((error) => error)
@@ -567,6 +580,9 @@ const scenarios = {
     const published = client.publish('slow', ['a'], { signal: stopPublishing.signal })
     stopPublishing.abort(new Error('no more'))
     await assert.rejects(published, /no more/)
+    const publishing = client.publish('slow', ['a'], { signal: stopWithoutReason.signal }).then(() => 'published', (reason) => reason)
+    stopWithoutReason.abort(null)
+    assert.equal(await publishing, null)
     stopWaiting.abort(new Error('enough'))
     await assert.rejects(waiting[0], /enough/)
     first.forget()
@@ -753,6 +769,7 @@ const scenarios = {
 
   // Jobs go on being published and answered while a proxy cuts the connections, after each line that is printed.
   async reconnect(url) {
+    const listeners = countAbortListeners()
     const client = await vramq.Client.connect(url)
     let done = 0
     const lane = async () => {
@@ -763,6 +780,7 @@ const scenarios = {
       }
     }
     await Promise.all(Array.from({ length: 32 }, lane))
+    assert.ok(listeners() <= 1, `${listeners()} listeners after ${client.reconnects} reconnects`)
     await client.close()
   },
 

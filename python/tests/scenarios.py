@@ -21,6 +21,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -386,6 +387,46 @@ def closed_by_another_thread(url):
         assert [type(end) for end in ends] == [vramq.ClientClosed] * 8, ends
 
 
+# Its destructors run while the interpreter ends: that of a program's own class, and that of a generator.
+LEFT_OPEN = """
+import sys
+import vramq
+from vramq.celery import App
+
+class Service:
+    client_of_app = property(lambda self: self.app.client)
+    closed = vramq.ClientClosed
+
+    def __init__(self):
+        self.client, self.app = vramq.Client(sys.argv[1]), App(sys.argv[1])
+        self.job = self.client.submit("slow", ["a"])
+
+    def __del__(self):
+        for use in (lambda: self.client.run("slow", ["a"]), lambda: self.client_of_app):
+            try:
+                use()
+            except self.closed:
+                print("closed")
+        self.job.withdraw()
+        self.client.close()
+        print("destroyed")
+
+def generator():
+    with vramq.Client(sys.argv[1]) as client:
+        while True:
+            yield client.submit("slow", ["b"], id="b").id
+
+service, generated = Service(), generator()
+print(next(generated))
+"""
+
+
+def left_open(url):
+    """A program ends although its destructors use clients, whose threads run no more then. Nobody serves "slow"."""
+    ended = subprocess.run([sys.executable, "-I", "-c", LEFT_OPEN, url], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, b"b\nclosed\nclosed\ndestroyed\n"), ended
+
+
 def msgpack(url):
     """The same results when jobs and replies are MessagePack, and the same refusals."""
     with vramq.Client(url, encoding="msgpack") as client:
@@ -627,7 +668,16 @@ def refused(url):
             goes_on = False
             await asyncio.gather(*lanes)
 
-    asyncio.run(run())
+            # A connection for one job is closed also if the job ends, and with it the attempt, just when this begins.
+            session = await client._connector.open_alone()
+            dropping = asyncio.ensure_future(session.drop())
+            await asyncio.sleep(0)
+            dropping.cancel()
+            await raises_async(asyncio.CancelledError, dropping)
+            while not all(connection.is_closed for connection in session.connections):
+                await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(run(), 240))
 
 
 def forced(url):
@@ -758,7 +808,9 @@ def withdrawn_once_permitted(url):
 
 
 def unsent(url):
-    """Jobs of callers that give up before the broker has them: there is nothing to withdraw."""
+    """Jobs of callers that give up before the broker has them: there is nothing to withdraw. It is withdrawn if the broker has just
+    confirmed it."""
+    import aio_pika
     from vramq import _channels
 
     async def late(client):
@@ -784,9 +836,31 @@ def unsent(url):
         _channels.UNCONFIRMED_MAX, client._withdrawals.add = unconfirmed_max, add
         return withdrawn
 
-    async def run():
-        import aio_pika
+    async def at_the_confirm(client, key):
+        """Jobs whose callers are cancelled when the confirm has come, or a little later. Returns those that were not withdrawn."""
+        publish, left = aio_pika.Exchange.publish, []
+        confirmed = None
 
+        async def publish_and_tell(*args, **options):
+            await publish(*args, **options)
+            if options["routing_key"] == key:
+                confirmed.set_result(None)
+
+        aio_pika.Exchange.publish = publish_and_tell
+        for n in range(8):
+            confirmed = asyncio.get_running_loop().create_future()
+            cancelled = asyncio.ensure_future(client.run(MODEL, ["a"], key=key, id=f"confirmed-{n}"))
+            await confirmed
+            for _ in range(n):
+                await asyncio.sleep(0)
+            cancelled.cancel()
+            await raises_async(asyncio.CancelledError, cancelled)
+            if f"confirmed-{n}" not in client._withdrawals._open:
+                left.append(n)
+        aio_pika.Exchange.publish = publish
+        return left
+
+    async def run():
         seen = set()
 
         async def see(message):
@@ -795,7 +869,8 @@ def unsent(url):
         connection = await aio_pika.connect(url)
         channel = await connection.channel()
         queue = await channel.declare_queue(exclusive=True)
-        await queue.bind("vramq.jobs", routing_key=MODEL)
+        for key in (MODEL, "seen-only"):
+            await queue.bind("vramq.jobs", routing_key=key)
         await queue.consume(see, no_ack=True)
         async with vramq.AsyncClient(url) as client:
             runs = [asyncio.ensure_future(client.run(MODEL, ["a"], id=f"{n}")) for n in range(500)]
@@ -818,6 +893,8 @@ def unsent(url):
                 await asyncio.sleep(0.05)
             sent = {job_id for job_id in seen if job_id.startswith("late")}
             assert withdrawn == sent and 0 < len(sent) < 12, (withdrawn, sent)
+            left = await at_the_confirm(client, "seen-only")
+            assert not left, f"not withdrawn, cancelled so many steps after the confirm: {left}"
         await connection.close()
 
     asyncio.run(run())

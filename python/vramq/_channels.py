@@ -23,21 +23,23 @@ class Attempt:
 
     def __init__(self, message, key, until):
         self.key, self.until, self._message = key, until, message
-        # The channel that the job was given to.
-        self._given_to = None
+        # The channel that the job was given to; and whether the broker has confirmed it.
+        self._given_to, self._is_confirmed = None, False
 
     async def give_to(self, channel):
         if any(future.done() for future in self.until):
             raise asyncio.TimeoutError
         self._given_to = channel
-        return await channel.exchange.publish(self._message, routing_key=self.key, mandatory=True)
+        await channel.exchange.publish(self._message, routing_key=self.key, mandatory=True)
+        self._is_confirmed = True
 
     def may_have_sent(self):
-        """Whether the broker may have the job, and has not confirmed it. aiormq sends one after the other, and gives each a number then."""
+        """Whether the broker may have the job. aiormq sends one after the other, gives each a number then, and forgets it when an answer
+        comes: a caller may give up between the confirm and the end of the attempt."""
         if self._given_to is None:
             return False
         numbers = self._given_to.numbers
-        return numbers is None or self._message.message_id in numbers
+        return self._is_confirmed or numbers is None or self._message.message_id in numbers
 
 
 class JobChannels:
@@ -112,7 +114,7 @@ class JobChannels:
                 await self._unless_lost(channel.opening)
             if self._lost.done():
                 raise NotSent
-            return await attempt.give_to(channel.opened)
+            await attempt.give_to(channel.opened)
         finally:
             channel.unconfirmed -= 1
             self._go_on(channel)

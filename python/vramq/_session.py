@@ -101,6 +101,10 @@ class Session:
 
     async def drop(self):
         self.lose("dropped")
+        # In a task of its own: a job that is published alone may end, and its attempt be cancelled, just when this begins.
+        await asyncio.shield(asyncio.ensure_future(self._close()))
+
+    async def _close(self):
         seconds = SILENT_S if self.is_silent else CLOSE_S
         closing = (in_own_task(connection.close(), seconds) for connection in self.connections)
         # One that was lost already raises: there is nothing to close.

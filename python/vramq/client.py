@@ -8,6 +8,7 @@ import asyncio
 import functools
 import os
 import queue
+import sys
 import threading
 
 from ._session import CLOSE_S
@@ -68,10 +69,14 @@ class Client:
     """Publishes jobs to vramq workers and waits for their results. The options are those of `AsyncClient`.
 
     A process that forks (Celery, Gunicorn, multiprocessing) makes a client in each child: threads and connections do not
-    survive a fork, so a client of the parent raises ClientClosed there.
+    survive a fork, so a client of the parent raises ClientClosed there. So does one that is used while the interpreter ends, as by a
+    destructor: its thread runs no more. Until then, also in functions that `atexit` calls, it can be closed.
     """
 
     def __init__(self, url, **options):
+        if sys.is_finalizing():
+            # Before Python 3.12 a new thread would be waited for, and never run.
+            raise ClientClosed("the interpreter ends, and runs no thread for a client")
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         # The calls whose ends are awaited; and whether the loop has stopped. There is no lock: a signal handler may use the client while
@@ -138,13 +143,16 @@ class Client:
         try:
             if self._pid != os.getpid():
                 raise ClientClosed("the client belongs to the process that this one was forked from")
+            if sys.is_finalizing():
+                # Python has stopped the thread, wherever it was: nobody would answer.
+                raise ClientClosed("the client has ended with the interpreter")
             if threading.current_thread() is self._thread:
                 raise RuntimeError("the blocking client cannot be used from its own thread")
             if self._is_closed or not self._give(call.begin):
                 raise ClientClosed("the client was closed")
             return call.result()
         except BaseException:  # Of this thread, such as KeyboardInterrupt; or the result.
-            if self._is_closed or self._pid != os.getpid() or not self._give(call.cancel):
+            if self._is_closed or self._pid != os.getpid() or sys.is_finalizing() or not self._give(call.cancel):
                 call.cancel()
             raise
         finally:

@@ -60,6 +60,10 @@ class OutOfMemory(Exception):
     The worker runs the items again in smaller passes, in this same process.
     """
 
+    # For classes of a program's own that do not call this constructor.
+    asked = free = total = item = None
+    where = "model"
+
     def __init__(self, message="", asked=None, free=None, total=None, item=None, where="model"):
         super().__init__(message or "out of device memory")
         self.asked, self.free, self.total, self.item, self.where = asked, free, total, item, where
@@ -70,6 +74,8 @@ class InvalidInput(Exception):
 
     The other items of the pass run again without it. Without `item` each job of the pass runs again alone, to find the one.
     """
+
+    item = None
 
     def __init__(self, message, item=None):
         super().__init__(message)
@@ -582,7 +588,8 @@ def _let_go(error):
     """Frees what the frames of an exception hold, tensors above all, and those of the exceptions that it came from."""
     for cause in _chain(error):
         traceback.clear_frames(cause.__traceback__)
-        cause.__traceback__ = None
+        # Not by an assignment, which a class may refuse: frozen dataclasses do.
+        BaseException.with_traceback(cause, None)
 
 
 def _check_model(model):
@@ -985,10 +992,18 @@ def _chain(error):
             continue
         seen.append(error)
         left.append(error.__cause__ or (None if error.__suppress_context__ else error.__context__))
-        members = getattr(error, "exceptions", None)
-        if isinstance(members, (list, tuple)):
-            left.extend(member for member in members if isinstance(member, BaseException))
+        left.extend(_members(error))
     return seen
+
+
+def _members(error):
+    """The exceptions that one groups."""
+    try:
+        members = getattr(error, "exceptions", None)
+    except Exception:
+        # A class may look its attributes up elsewhere, and raise something else for one that is not there.
+        members = None
+    return [member for member in members if isinstance(member, BaseException)] if isinstance(members, (list, tuple)) else []
 
 
 def _out_of_memory(error):

@@ -1,5 +1,6 @@
 """A program that is rough with the SDK, as programs are: what its items name."""
 
+import dataclasses
 import multiprocessing
 import os
 import resource
@@ -22,6 +23,35 @@ class PanicException(BaseException):
 class Unprintable(Exception):
     def __str__(self):
         raise ValueError("no text")
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """Refuses every assignment to its attributes."""
+
+    why: str
+
+
+class LooksUp(Exception):
+    """Has no attribute that it does not find, and says so with another error than AttributeError."""
+
+    def __getattr__(self, name):
+        return {}[name]
+
+
+class TooMany(vramq.InvalidInput):
+    """Does not call the constructor of the SDK's class."""
+
+    def __init__(self, words):
+        self.words = words
+
+    def __str__(self):
+        return f"{self.words} words"
+
+
+class NoRoom(vramq.OutOfMemory):
+    def __init__(self, cause):
+        self.cause = cause
 
 
 class NoFlush:
@@ -78,6 +108,22 @@ class Rough(vramq.Model):
 
     def do_unprintable(self, item):
         raise Unprintable
+
+    def do_frozen(self, item):
+        raise Frozen("a caption")
+
+    def do_looks_up(self, item):
+        raise LooksUp("a body")
+
+    def do_too_many(self, item):
+        raise TooMany(7)
+
+    def do_no_room(self, item):
+        """Comes from an exception that refuses to let go of its traceback."""
+        try:
+            raise Frozen("a caption")
+        except Frozen as error:
+            raise NoRoom(error)
 
     def do_name(self, item):
         raise FileNotFoundError("no file a\udc80b")

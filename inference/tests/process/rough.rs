@@ -28,6 +28,8 @@ async fn raising_something_else_than_an_exception_fails_the_pass_and_not_the_pro
         // Nobody cancelled it.
         ("cancelled", "Cancelled"),
         ("unprintable", "Unprintable: its text cannot be shown: ValueError"),
+        ("frozen", "Frozen: a caption"),
+        ("looks_up", "LooksUp: a body"),
         // Half of a surrogate pair is no JSON.
         ("name", "FileNotFoundError: no file a?b"),
         ("elsewhere", "ValueError: progress of item 7; the pass has the items 0 to 0"),
@@ -38,6 +40,13 @@ async fn raising_something_else_than_an_exception_fails_the_pass_and_not_the_pro
         };
         assert_eq!(detail, what);
     }
+    // Classes derived from the SDK's exceptions need not call their constructors.
+    let (_, end) = ended(&pool, &["too_many", "pid"]).await;
+    let PassEnd::Failed { kind: FailureKind::Input, item: None, detail, .. } = end else { panic!("{end:?}") };
+    assert_eq!(detail, "7 words");
+    let (_, end) = ended(&pool, &["no_room"]).await;
+    let PassEnd::OutOfMemory { item: None, report, .. } = end else { panic!("{end:?}") };
+    assert_eq!((report.source.as_str(), report.asked), ("model", None));
     // A model may change the list of its items.
     assert_eq!(done(&pool, &["taken", "pid"]).await, [json!(0), json!(1)]);
     assert_eq!(pid(&pool).await, before);

@@ -48,6 +48,7 @@ on_one_setup!(
     callbacks_that_fail_end_nothing,
     signal_handlers_may_use_the_clients,
     closing_ends_what_other_threads_wait_for,
+    a_program_ends_although_its_destructors_use_clients,
     closing_ends_what_waits_for_the_broker,
     the_oldest_python_does_the_same,
     vectors_are_those_of_the_reference,
@@ -183,6 +184,15 @@ async fn closing_ends_what_other_threads_wait_for(env: &mut TestEnv) -> Result<(
     dead_letters_are_expected(env);
     env.worker(&[]).await?;
     succeeds(scenario("closed_by_another_thread", &env.url)?).await
+}
+
+async fn a_program_ends_although_its_destructors_use_clients(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
+    unserved_model(env).await?;
+    for python in ["VRAMQ_TEST_PACKAGE", "VRAMQ_TEST_PACKAGE_OLDEST"] {
+        succeeds(scenario_with(python, "left_open", &env.url)?).await?;
+    }
+    Ok(())
 }
 
 async fn closing_ends_what_waits_for_the_broker(env: &mut TestEnv) -> Result<()> {
