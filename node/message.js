@@ -14,7 +14,7 @@ const SHORT_BYTES_MAX = 255
 export const limits = { headerBytes: 64 * 1024, expirationMs: 2 ** 32 - 1 }
 // The revision of the model that a job demands, as workers take it.
 const MODEL_REVISION = 'vramq-model-revision'
-const MODEL_REVISION_BYTES_MAX = 256
+const MODEL_REVISION_BYTES_MAX = 2048
 const PRIORITY_MAX = 255
 const BATCH_HINT_MAX = 2 ** 32 - 1
 

@@ -405,7 +405,7 @@ const scenarios = {
       headers: [
         7, 'ab', ['a'], { '': 'a' }, { ['x'.repeat(129)]: 'a' }, { x: NaN }, { x: Infinity }, { x: 1n }, { x: () => {} }, { x: Symbol('y') },
         { x: '\ud800' }, { x: new Date() }, { x: new Uint8Array(3) }, { x: 'y'.repeat(65 << 10) }, { x: [[{ y: 1n }]] }, { x: [undefined] }, itself,
-        { 'vramq-model-revision': 'é'.repeat(128) + 'x' }, { 'vramq-model-revision': Buffer.alloc(257) },
+        { 'vramq-model-revision': 'é'.repeat(1024) + 'x' }, { 'vramq-model-revision': Buffer.alloc(2049) },
       ],
     }
     for (const [name, values] of Object.entries(wrongs)) {

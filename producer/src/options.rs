@@ -194,7 +194,7 @@ pub struct SubmitOptions {
     pub progress: bool,
     /// The revision of the model that is to run the job, as [`Answer::model_revisions`](crate::Answer::model_revisions) or
     /// heartbeats have it. Workers with another revision requeue the job; after some minutes it fails as
-    /// [`WrongRevision`](vramq_schemas::Reason::WrongRevision). At most 256 bytes. Workers of 0.2.0 ignore it.
+    /// [`WrongRevision`](vramq_schemas::Reason::WrongRevision). At most 2,048 bytes. Workers of 0.2.0 ignore it.
     pub model_revision: Option<String>,
     /// W3C trace context, handed through to the worker.
     pub traceparent: Option<String>,

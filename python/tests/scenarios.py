@@ -490,7 +490,7 @@ def failures(url):
             "headers": [
                 7, "ab", ["a"], {7: "a"}, {"": "a"}, {"\ud800": 1}, {"x" * 129: "a"}, {"x": object()}, {"x": 1 << 64}, {"x": "\ud800"},
                 {"x": "y" * (121 << 10)}, {"x": {"y": object()}}, {"x": {7: 7}}, {"x": itself}, {"x": [[object()]]}, {"x": {"": 1}},
-                {"vramq-model-revision": "é" * 128 + "x"}, {"vramq-model-revision": bytearray(257)},
+                {"vramq-model-revision": "é" * 1024 + "x"}, {"vramq-model-revision": bytearray(2049)},
             ],
             "params": [7, "ab", {"x": object()}, {"x": float("nan")}, {"x": itself}],
         }.items():

@@ -27,7 +27,7 @@ HEADER_NAME_BYTES_MAX = 128
 HEADER_BYTES_MAX = 120 << 10
 # The revision of the model that a job demands, as workers take it.
 MODEL_REVISION = "vramq-model-revision"
-MODEL_REVISION_BYTES_MAX = 256
+MODEL_REVISION_BYTES_MAX = 2048
 # Headers within headers, as workers read them.
 HEADER_DEPTH_MAX = 32
 PRIORITY_MAX = 255

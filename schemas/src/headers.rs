@@ -6,7 +6,8 @@ mod values;
 
 use amq_protocol_types::{AMQPValue, FieldTable};
 
-use crate::fields::{TEXT_BYTES_MAX, as_text, integer, shown};
+use crate::fields::{as_text, integer, shown};
+use crate::limits::MODEL_REVISION_BYTES_MAX;
 pub use job::{HISTORY_MAX, JobHeaders, OF_JOBS, PASSES_PER_GROWTH, expires_at_ms, history};
 pub use reply::{ReplyHeaders, tokens};
 pub use values::InvalidHeader;
@@ -117,7 +118,7 @@ pub fn demanded_revision(table: &FieldTable) -> Result<Option<String>, InvalidHe
     match table.inner().get(name) {
         None | Some(AMQPValue::Void) => Ok(None),
         Some(value) => match as_text(value) {
-            Some(revision) if revision.len() <= TEXT_BYTES_MAX => {
+            Some(revision) if revision.len() <= MODEL_REVISION_BYTES_MAX => {
                 Ok(Some(revision).filter(|revision| !revision.is_empty()))
             }
             Some(revision) => {

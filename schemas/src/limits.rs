@@ -1,4 +1,6 @@
-//! Upper limits for what a body may hold.
+//! Upper limits for what a message may hold.
+
+use crate::fields::TEXT_BYTES_MAX;
 
 /// The largest body, in bytes: 16 MiB, the largest message that RabbitMQ 4 takes by default. Larger inputs and
 /// outputs travel by reference.
@@ -19,8 +21,8 @@ pub const PARAMS_BYTES_MAX: usize = 64 * 1024;
 /// AMQP short string of 255.
 pub const MODEL_NAME_BYTES_MAX: usize = 128;
 
-/// The longest revision that a job may demand, in bytes: room for several digests, and little of the frame that headers share.
-pub const MODEL_REVISION_BYTES_MAX: usize = 256;
+/// The longest revision that a job may demand, in bytes: that of a reply, so that each can be demanded.
+pub const MODEL_REVISION_BYTES_MAX: usize = TEXT_BYTES_MAX;
 
 /// The longest name of a tenant (`vramq-tenant`), in bytes. It is copied into the headers of each attempt.
 pub const TENANT_BYTES_MAX: usize = 128;

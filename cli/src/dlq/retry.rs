@@ -108,7 +108,7 @@ fn changes(args: &Args) -> Result<Changes, Error> {
                 let fits = (1..=MODEL_REVISION_BYTES_MAX).contains(&value.len());
                 let revision = fits.then(|| value.to_owned());
                 changes.model_revision = Some(revision.ok_or_else(|| {
-                    wrong("it must be a revision, as `vramq status --json` shows them, of at most 256 bytes")
+                    wrong("it must be a revision, as `vramq status --json` shows them, of at most 2048 bytes")
                 })?);
             }
             _ => return Err(wrong("it must be batch-hint=…, priority=…, expiration=… or model-revision=…")),
@@ -190,7 +190,7 @@ mod tests {
             "expiration=50d",
             "expiration=1200h",
             "model-revision=",
-            &format!("model-revision={}", "x".repeat(257)),
+            &format!("model-revision={}", "x".repeat(2049)),
             "model=x",
         ] {
             assert!(matches!(parsed(&["--change", wrong]), Err(Error::Usage(_))), "{wrong}");

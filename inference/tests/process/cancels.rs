@@ -47,10 +47,12 @@ async fn a_cancelled_pass_reports_how_it_ended() {
 /// Without the cancel each pass would wait for a hundred seconds, and what it waits for does not happen before its end.
 #[tokio::test]
 async fn a_pass_that_is_cancelled_while_all_processes_are_busy_ends_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let begun = folder.path().join("begun");
     let env = Env::new();
     let pool = env.probe("").await;
-    let first = run(&pool, &["sleep 100"]);
-    until("it runs", || state(&pool, 0) == "running").await;
+    let first = run(&pool, &[&format!("write {}", begun.display()), "sleep 100"]);
+    until("it runs", || begun.exists()).await;
     let (waiting, dropped) = (run(&pool, &["pid"]), run(&pool, &["pid"]));
     waiting.cancel();
     assert!(matches!(waiting.finish().await.1, PassEnd::Cancelled { killed: false }));

@@ -239,7 +239,7 @@ async fn caps_and_options_are_checked_before_publishing() {
         SubmitOptions { id: Some("x".repeat(256)), ..plain() },
         SubmitOptions { id: Some(String::new()), ..plain() },
         SubmitOptions { batch_hint: Some(0), ..plain() },
-        SubmitOptions { model_revision: Some("x".repeat(257)), ..plain() },
+        SubmitOptions { model_revision: Some("x".repeat(2049)), ..plain() },
         SubmitOptions { expiration: Some(Duration::from_secs(5_000_000)), ..plain() },
         SubmitOptions { timeout: Some(Duration::MAX), ..plain() },
     ] {
