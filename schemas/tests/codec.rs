@@ -246,10 +246,10 @@ fn faults_are_short() {
 fn the_number_of_items_is_bounded() {
     for encoding in ENCODINGS {
         let mut job = jobs().remove(0).1;
-        job.inputs = vec![vramq_schemas::Input::Text(String::new()); ITEMS_MAX];
+        job.inputs = vec![Input::Text(String::new()); ITEMS_MAX];
         let body = codec::encode(&job, encoding).unwrap();
         assert_eq!(codec::decode::<Job>(&body, encoding).unwrap().inputs.len(), ITEMS_MAX);
-        job.inputs.push(vramq_schemas::Input::Text(String::new()));
+        job.inputs.push(Input::Text(String::new()));
         let body = codec::encode(&job, encoding).unwrap();
         assert!(malformed::<Job>(&body, encoding).contains("at most 65536 inputs"));
     }
@@ -315,7 +315,7 @@ fn params_are_bounded_in_size_and_depth() {
 
 #[test]
 fn progress_is_asked_for_by_a_parameter_that_engines_do_not_see() {
-    let mut params = vramq_schemas::Params::default();
+    let mut params = Params::default();
     assert_eq!(params.take_progress(), Ok(false));
     params.0.insert("size".to_owned(), 7.into());
     params.ask_for_progress();

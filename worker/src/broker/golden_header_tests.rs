@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use vramq_core::rejection::Rejection;
 use vramq_schemas::headers::{BATCH_HINT_PREFIXED, PUBLISH_SEQ, REQUEST_ID, RETRIES, TENANT};
-use vramq_schemas::{ItemProgress, withdrawal};
+use vramq_schemas::ItemProgress;
 
 use super::golden_headers::{
     self, DEAD_LETTER, FAILED, MODEL_REVISION, PROGRESS, REPLY, REQUEUED, TRACEPARENT, TRACESTATE, WORKER,
@@ -60,7 +60,7 @@ fn job() -> ReceivedJob {
         .with_expiration("600000".into());
     let frozen = golden(REQUEUED);
     let mut headers = texts(&[(headers::TRACEPARENT, TRACEPARENT), (headers::TRACESTATE, TRACESTATE)]);
-    for name in [TENANT, REQUEST_ID, withdrawal::DIGEST, headers::MODEL_REVISION] {
+    for name in [TENANT, REQUEST_ID, DIGEST, headers::MODEL_REVISION] {
         headers.insert(name.into(), fields::text(frozen[name].as_str().unwrap()));
     }
     for name in [RETRIES, BATCH_HINT_PREFIXED] {
