@@ -12,12 +12,13 @@ Celery itself is not needed, and nothing here talks to a Celery worker.
 
 import datetime
 import os
+import sys
 import threading
 import weakref
 from collections import OrderedDict
 
 from .client import Client
-from .errors import VramqError, Withdrawn
+from .errors import ClientClosed, VramqError, Withdrawn
 
 __all__ = ["App", "AsyncResult", "Task"]
 
@@ -78,6 +79,9 @@ class App(_Celery):
     @property
     def client(self):
         """The client, for features that Celery does not have."""
+        if sys.is_finalizing():
+            # A thread that Python has stopped may hold the lock, and never give it back.
+            raise ClientClosed("the interpreter ends, and runs no thread for a client")
         with self._lock:
             if self._client is None:
                 made = Client(self._url, **self._options)
@@ -114,6 +118,8 @@ class App(_Celery):
         return result
 
     def close(self):
+        if sys.is_finalizing():  # As in `client`. The connections end with the process.
+            return
         with self._lock:
             client, self._client = self._client, None
             if client is not None:

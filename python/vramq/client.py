@@ -57,7 +57,7 @@ class Job:
 
         try:
             self._client._call(withdraw())
-        except ClientClosed:  # Which has withdrawn it.
+        except ClientClosed:  # Which has withdrawn it, unless the interpreter ends.
             pass
 
     def forget(self):
@@ -127,7 +127,7 @@ class Client:
         some seconds at most, as `AsyncClient.close`."""
         try:
             self._call(self._client.close())
-        except ClientClosed:  # It was closed already, or is the parent's.
+        except ClientClosed:  # It was closed already, or is the parent's, or the interpreter ends.
             return
         self._stop()
 

@@ -580,8 +580,12 @@ def _show(error):
     try:
         traceback.print_exception(type(error), error, error.__traceback__)
     except Exception:
-        # A program may have put anything into the place of sys.stderr.
-        pass
+        # The exception may have raised another when it was asked for its notes; the frames say where it came from.
+        try:
+            traceback.print_tb(error.__traceback__)
+        except Exception:
+            # A program may have put anything into the place of sys.stderr.
+            pass
 
 
 def _let_go(error):
@@ -675,7 +679,7 @@ def _remove(path):
 def _place(item, items):
     """An item's index in a pass of so many, from what a model gave as one; None where it is none."""
     try:
-        index = operator.index(item)
+        index = operator.index(item.index if isinstance(item, Item) else item)
     except TypeError:
         return None
     return index if 0 <= index < items else None

@@ -49,6 +49,16 @@ class TooMany(vramq.InvalidInput):
         return f"{self.words} words"
 
 
+class TooLong(vramq.InvalidInput):
+    """Names its item, without the constructor."""
+
+    def __init__(self, item):
+        self.item = item
+
+    def __str__(self):
+        return "a long text"
+
+
 class NoRoom(vramq.OutOfMemory):
     def __init__(self, cause):
         self.cause = cause
@@ -117,6 +127,9 @@ class Rough(vramq.Model):
 
     def do_too_many(self, item):
         raise TooMany(7)
+
+    def do_too_long(self, item):
+        raise TooLong(item)
 
     def do_no_room(self, item):
         """Comes from an exception that refuses to let go of its traceback."""

@@ -204,7 +204,7 @@ async fn the_oldest_python_does_the_same(env: &mut TestEnv) -> Result<()> {
     dead_letters_are_expected(env);
     env.worker(&[]).await?;
     unserved_model(env).await?;
-    for name in ["failures", "slots", "refusals", "refused", "reply_queue_lost", "celery"] {
+    for name in ["failures", "slots", "refusals", "refused", "reply_queue_lost", "celery", "unsent"] {
         succeeds(scenario_with("VRAMQ_TEST_PACKAGE_OLDEST", name, &env.url)?).await?;
     }
     Ok(())
