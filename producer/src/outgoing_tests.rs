@@ -83,7 +83,7 @@ async fn ids_are_refused_that_no_worker_takes() {
     {
         assert!(with_headers(with(right)).await.is_ok(), "{right}");
     }
-    for wrong in ["", &"x".repeat(256), &"é".repeat(1024), "a\u{fffd}"] {
+    for wrong in ["", &"x".repeat(256), &"é".repeat(128), "a\u{fffd}"] {
         let error = with_headers(with(wrong)).await.unwrap_err();
         assert!(matches!(error, PublishError::Option { name: "id", .. }), "{wrong}: {error}");
     }

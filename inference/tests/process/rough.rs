@@ -45,7 +45,9 @@ async fn raising_something_else_than_an_exception_fails_the_pass_and_not_the_pro
     let PassEnd::Failed { kind: FailureKind::Input, item: None, detail, .. } = end else { panic!("{end:?}") };
     assert_eq!(detail, "7 words");
     let (_, end) = ended(&pool, &["pid", "too_long"]).await;
-    let PassEnd::Failed { kind: FailureKind::Input, item: Some(1), detail, .. } = end else { panic!("{end:?}") };
+    let PassEnd::Failed { kind: FailureKind::Input, item: Some(1), detail, .. } = end else {
+        panic!("{end:?}")
+    };
     assert_eq!(detail, "a long text");
     let (_, end) = ended(&pool, &["no_room"]).await;
     let PassEnd::OutOfMemory { item: None, report, .. } = end else { panic!("{end:?}") };

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 use vramq_core::rejection::Rejection;
-use vramq_schemas::headers::{BATCH_HINT_PREFIXED, PUBLISH_SEQ, REQUEST_ID, RETRIES, TENANT};
 use vramq_schemas::ItemProgress;
+use vramq_schemas::headers::{BATCH_HINT_PREFIXED, PUBLISH_SEQ, REQUEST_ID, RETRIES, TENANT};
 
 use super::golden_headers::{
     self, DEAD_LETTER, FAILED, MODEL_REVISION, PROGRESS, REPLY, REQUEUED, TRACEPARENT, TRACESTATE, WORKER,

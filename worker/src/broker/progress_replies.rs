@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::time::{sleep, timeout};
-use vramq_amqp::{ConfirmedPublisher, UnknownOutcome};
+use vramq_amqp::{ConfirmedPublisher, PublishOutcome, UnknownOutcome};
 
 use super::progress_turns::{ProgressTurns, Report};
 use super::reply_connection::ReplyConnection;
@@ -84,12 +84,14 @@ impl Shared {
             // The broker may have taken a while to open the channel.
             if !report.is_old(Instant::now()) {
                 let unconfirmed = publisher.send(report.message.to_send()).await?;
-                publisher.outcome(unconfirmed).await?;
+                return publisher.outcome(unconfirmed).await.map(Some);
             }
-            Ok::<_, UnknownOutcome>(())
+            Ok::<_, UnknownOutcome>(None)
         };
         match published.await {
-            Ok(()) => self.channels().idle.push(publisher),
+            // The channel may refuse reports to this queue for good: see `FirstReplies::publish`.
+            Ok(Some(PublishOutcome::Refused)) => drop(timeout(REST, publisher.close()).await),
+            Ok(_) => self.channels().idle.push(publisher),
             Err(UnknownOutcome::Closed(_)) => {}
             // Its confirm is overdue.
             Err(_) => {

@@ -29,7 +29,7 @@ const LATELY: Duration = Duration::from_millis(100);
 
 /// How long after a refusal on the shared channel no confirm on another channel lets a reply use it. Until then replies to the queue go
 /// one by one; if that channel still refuses them, one reply in this time is offered twice.
-const REFUSED_LATELY: Duration = Duration::from_secs(30);
+const REFUSED_LATELY: Duration = Duration::from_secs(2);
 
 /// The most unconfirmed replies to a queue on the shared channel, unless the queue confirmed one lately: RabbitMQ's `SOFT_LIMIT`
 /// (`rabbit_fifo_client.erl`).
@@ -91,6 +91,8 @@ struct Facts {
     confirmed_at: Option<Instant>,
     /// When the shared channel last refused a reply to it.
     refused_at: Option<Instant>,
+    /// Whether its last reply was refused.
+    is_refusing: bool,
     /// Replies on the shared channel whose outcome is not known yet.
     unconfirmed: usize,
     /// How often it did not confirm a reply.
@@ -124,6 +126,11 @@ impl ReplyQueue {
             }
             ended.await;
         }
+    }
+
+    /// Whether its last reply was refused.
+    pub(super) fn is_refusing(&self) -> bool {
+        self.facts().is_refusing
     }
 
     /// How often it did not confirm a reply.
@@ -162,6 +169,7 @@ impl ReplyQueue {
 
 impl Facts {
     fn note(&mut self, outcome: MessageOutcome, now: Instant) {
+        self.is_refusing = outcome == MessageOutcome::Refused;
         match outcome {
             MessageOutcome::Confirmed => self.confirmed_at = Some(now),
             MessageOutcome::NoConfirm => {

@@ -39,9 +39,13 @@ const OF_CONTRACT: [&str; 9] = [
 /// ones have no effect, except that a job does not run with such a revision.
 const OF_CONTRACT_BYTES_MAX: usize = 5 + fields::TEXT_BYTES_MAX;
 
-/// In the place of a demanded revision that is too large to be one: without the header, a retry of the dead letter would run with any
-/// revision. With this value the job stays malformed.
-static NO_REVISION: AMQPValue = AMQPValue::Boolean(false);
+/// The most bytes of the headers that a worker could not read (`unreadable-headers`). Larger ones have no effect, except that the job stays
+/// malformed.
+const UNREADABLE_BYTES_MAX: usize = 32 * 1024;
+
+/// In the place of a header that is too large to be kept, without which the job would run when it is tried again. With this value it stays
+/// malformed.
+static MALFORMED: AMQPValue = AMQPValue::Boolean(false);
 
 /// The range of priorities of a job that is tried again, so that it does not wait behind the whole backlog again. Quorum queues of RabbitMQ
 /// 4.0 to 4.2 have two levels, and the upper one starts at 5. From 4.3 on a job without a priority counts as priority 4. Classic queues
@@ -100,7 +104,9 @@ pub(super) fn foreign_headers(of_job: &BasicProperties, is_kept: impl Fn(&str) -
         .into_iter()
         .filter(|(name, _)| !matches!(name.as_str(), "CC" | "BCC" | headers::USER | headers::CALLER))
         .filter(|(name, _)| !is_of_broker(name.as_str()) && is_kept(name.as_str()))
-        .map(|(name, value)| (name, if is_no_revision(name.as_str(), value) { &NO_REVISION } else { value }))
+        .map(|(name, value)| {
+            (name, if must_stay_malformed(name.as_str(), value) { &MALFORMED } else { value })
+        })
         .map(|(name, value)| (1 + name.as_str().len() + value_bytes(value), name, value))
         .collect();
     sized.sort_by_key(|(bytes, name, value)| (!is_of_contract(name.as_str(), value), *bytes));
@@ -120,13 +126,22 @@ pub(super) fn foreign_headers(of_job: &BasicProperties, is_kept: impl Fn(&str) -
     kept
 }
 
-/// Whether the header demands a revision that no model can have.
-fn is_no_revision(name: &str, value: &AMQPValue) -> bool {
-    name == MODEL_REVISION && value_bytes(value) > OF_CONTRACT_BYTES_MAX
+/// Whether the header makes a job malformed, and is too large to be kept: a revision that no model can have, or headers that could not be
+/// read.
+fn must_stay_malformed(name: &str, value: &AMQPValue) -> bool {
+    let most = match name {
+        MODEL_REVISION => OF_CONTRACT_BYTES_MAX,
+        headers::UNREADABLE => UNREADABLE_BYTES_MAX,
+        _ => return false,
+    };
+    value_bytes(value) > most
 }
 
 /// Whether a job may rely on the header.
 fn is_of_contract(name: &str, value: &AMQPValue) -> bool {
+    if name == headers::UNREADABLE {
+        return true;
+    }
     let is_known = OF_CONTRACT.contains(&name) || OF_JOBS.contains(&name);
     is_known && value_bytes(value) <= OF_CONTRACT_BYTES_MAX
 }

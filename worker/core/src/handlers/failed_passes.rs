@@ -156,15 +156,19 @@ impl Core {
     /// that ran alone and has reached the crash limit is dead-lettered here, where the cause is known.
     fn process_lost(&mut self, job: JobKey, text: &str) {
         self.count_crash_as(job, PROCESS_LOST);
-        let Some(running) = self.jobs.running(job).filter(|job| !job.is_decided()) else { return };
+        let crashes_max = self.settings.poison.crashes_max;
+        let Some(running) = self.jobs.running_mut(job).filter(|job| !job.is_decided()) else { return };
         let (headers, was_alone) = (running.headers.clone(), running.received.runs_alone());
-        if was_alone && headers.crashes >= self.settings.poison.crashes_max {
+        if was_alone && headers.crashes >= crashes_max {
             let crashes = headers.crashes;
+            // The dead letter may be refused. Then the message that follows must not run again.
+            running.received.set_crashes(crashes);
+            let model = running.received.delivery.model;
             let error = format!(
                 "{crashes} processes or workers died while they held this job, the last ones while it ran alone: the job is \
                  probably the cause. The last time {text}"
             );
-            self.scheduler.remove(running.received.delivery.model, job);
+            self.scheduler.remove(model, job);
             let mut headers = headers;
             headers.crashes = self.redelivery.crashes_of_dead_letter();
             return self.conclude_when_idle(

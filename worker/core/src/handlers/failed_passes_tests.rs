@@ -350,6 +350,17 @@ fn a_job_that_kills_its_process_alone_again_and_again_is_dead_lettered_with_the_
     let letter = letter.unwrap_or_else(|| panic!("{actions:?}"));
     assert_eq!(letter.reason, Reason::Crashed);
     assert!(letter.error.contains("killed by signal 9"), "{}", letter.error);
+    // If the dead letter is refused, the message that follows does not run again.
+    let mut actions = Vec::new();
+    while requeued(&actions).is_empty() {
+        let outcome = PublicationOutcome::Refused { destination: "vramq.dead".to_owned() };
+        actions = worker.apply(Event::Published { job: JobKey(1), outcome });
+        while !actions.iter().any(|action| matches!(action, Action::Publish { .. })) {
+            actions = worker.until_next_timer();
+        }
+    }
+    let [(JobKey(1), headers, Route::Later(_))] = &requeued(&actions)[..] else { panic!("{actions:?}") };
+    assert_eq!(headers.crashes, 5);
 }
 
 /// Headers of a job with these crashes in its history.

@@ -242,6 +242,13 @@ impl Core {
         {
             return false;
         }
+        // Such jobs come back each half minute, and before others: together they must not take the slots.
+        let may_have_refused = (usize::from(slots) / 4).max(1);
+        if reader == Reader::Operator
+            && self.jobs.with_refused_dead_letter(received.delivery.model) > may_have_refused
+        {
+            return false;
+        }
         let tries_max = match reader {
             Reader::Caller | Reader::OtherWorkers | Reader::Operator => OTHERS_TRIES,
             Reader::OwnQueues => OWN_TRIES,

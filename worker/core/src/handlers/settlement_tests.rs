@@ -205,6 +205,23 @@ fn a_job_whose_dead_letter_is_refused_four_times_goes_to_a_delay_queue() {
     assert_eq!(requeued(&actions), [(JOB, JobHeaders::default(), Route::Later(30_000))]);
 }
 
+/// They come back each half minute, before others.
+#[test]
+fn of_many_jobs_with_refused_dead_letters_most_go_to_a_delay_queue_at_once() {
+    let mut worker = Worker::new();
+    let mut delayed = 0;
+    for key in 1..=40 {
+        worker.arrives(key, worker.source(), JobHeaders::default());
+        let result = Err(Rejection::new(Reason::Malformed, "no JSON"));
+        let actions = worker.apply(Event::Decoded { job: JobKey(key), result });
+        assert_eq!(dead_letter_of(&actions), Some(Reason::Malformed), "{actions:?}");
+        let outcome = PublicationOutcome::Refused { destination: "vramq.dead".to_owned() };
+        delayed += requeued(&worker.apply(Event::Published { job: JobKey(key), outcome })).len();
+    }
+    // A quarter of the 64 slots, and the one that made it more.
+    assert_eq!(delayed, 40 - 17);
+}
+
 #[test]
 fn what_is_finished_is_published_a_second_after_the_first_pass_while_more_follows() {
     let mut worker = Worker::one_by_one();

@@ -250,6 +250,19 @@ impl JobTable {
         }
     }
 
+    /// How many jobs of a model have a dead letter that was refused and is offered again.
+    pub(crate) fn with_refused_dead_letter(&self, model: ModelIndex) -> usize {
+        let is_one = |job: &&Job| match job {
+            Job::Settling(settling) => {
+                settling.received().delivery.model == model
+                    && settling.reader() == Reader::Operator
+                    && settling.tries() > 0
+            }
+            _ => false,
+        };
+        self.0.values().filter(is_one).count()
+    }
+
     pub(crate) fn settling_mut(&mut self, key: JobKey) -> Option<&mut Settling> {
         match self.0.get_mut(&key)? {
             Job::Settling(settling) => Some(settling),

@@ -65,7 +65,8 @@ impl Settling {
                 tracing::error!(
                     job,
                     trace_id,
-                    "the dead letter is larger than the broker accepts: the broker dead-letters the job, without the worker's explanation"
+                    "the dead letter, or its headers, are larger than the broker accepts (max_message_size, frame_max): the broker dead-letters the \
+                     job, without the worker's explanation"
                 );
                 self.end = End::Rejected(rejection.reason);
             }
