@@ -117,7 +117,7 @@ impl FirstReplies {
         message: &Message,
         caller: String,
     ) -> Result<Option<MessageOutcome>, UnknownOutcome> {
-        let Some(channel) = self.channel(caller, queue.is_refusing()).await? else { return Ok(None) };
+        let Some(channel) = self.channel(caller).await? else { return Ok(None) };
         let gives_up = || !self.shared.is_one_given_up.swap(true, Ordering::Relaxed);
         let is_queue_silent = tokio::select! {
             outcome = publish_on(&channel.publisher, message) => {
@@ -149,20 +149,13 @@ impl FirstReplies {
         self.shared.is_one_given_up.store(false, Ordering::Relaxed);
     }
 
-    /// Waits until a caller may have a channel; `None` if the connection allows no more. `is_new`: whether it has to be a new one, because an
-    /// idle one may refuse messages to a queue that has room again.
-    async fn channel(&self, caller: String, is_new: bool) -> Result<Option<MessageChannel>, UnknownOutcome> {
+    /// Waits until a caller may have a channel; `None` if the connection allows no more.
+    async fn channel(&self, caller: String) -> Result<Option<MessageChannel>, UnknownOutcome> {
         let permit = self.shared.shares.permit(&caller).await;
         let idle = self.shared.channels().idle.pop();
         let publisher = match idle {
-            Some((publisher, _)) if !is_new => Some(publisher),
-            idle => {
-                // In its place, as the connection may allow no more.
-                if let Some((publisher, _)) = idle {
-                    self.shared.close(publisher, None);
-                }
-                self.open().await?
-            }
+            Some((publisher, _)) => Some(publisher),
+            None => self.open().await?,
         };
         let shared = Arc::clone(&self.shared);
         Ok(publisher.map(|publisher| MessageChannel { shared, publisher, permit: Some(permit) }))

@@ -91,8 +91,6 @@ struct Facts {
     confirmed_at: Option<Instant>,
     /// When the shared channel last refused a reply to it.
     refused_at: Option<Instant>,
-    /// Whether its last reply was refused.
-    is_refusing: bool,
     /// Replies on the shared channel whose outcome is not known yet.
     unconfirmed: usize,
     /// How often it did not confirm a reply.
@@ -126,11 +124,6 @@ impl ReplyQueue {
             }
             ended.await;
         }
-    }
-
-    /// Whether its last reply was refused.
-    pub(super) fn is_refusing(&self) -> bool {
-        self.facts().is_refusing
     }
 
     /// How often it did not confirm a reply.
@@ -169,7 +162,6 @@ impl ReplyQueue {
 
 impl Facts {
     fn note(&mut self, outcome: MessageOutcome, now: Instant) {
-        self.is_refusing = outcome == MessageOutcome::Refused;
         match outcome {
             MessageOutcome::Confirmed => self.confirmed_at = Some(now),
             MessageOutcome::NoConfirm => {
