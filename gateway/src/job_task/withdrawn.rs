@@ -55,7 +55,11 @@ impl Task {
         }
         // Let the publish go on: the withdrawal also reaches a job that is published after it.
         let _ = timeout(WITHDRAWN_AWAITED_MAX, life).await;
-        drop((awaited, counted));
+        if let Some(counted) = counted {
+            give_back(counted);
+        }
+        // Last: who sees that no withdrawn job is left finds the places free.
+        drop(awaited);
         self.remove_record().await;
     }
 
@@ -71,5 +75,35 @@ impl Task {
     ) -> Result<Permit, Permits> {
         let apart = if is_repeated { self.app.admit_withdrawn(caller) } else { None };
         apart.ok_or(permits)
+    }
+}
+
+/// Gives back what counted a withdrawn job, which has ended.
+fn give_back(counted: Result<Permit, Permits>) {
+    match counted {
+        Ok(apart) => drop(apart),
+        // How long a withdrawn job waited says nothing of how long requests take.
+        Err(permits) => permits.unused(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::in_flight::InFlight;
+
+    #[test]
+    fn how_long_a_withdrawn_job_waited_says_nothing_of_how_long_requests_take() {
+        const HALF_MINUTE: Duration = Duration::from_secs(30);
+        let (all, of_caller, now) = (InFlight::default(), InFlight::default(), Instant::now());
+        let _before = [&all, &of_caller].map(|of| of.enter(1, now).unwrap());
+        let permits = Permits::new(&all, 2, of_caller.enter(2, now).unwrap()).unwrap();
+        give_back(Err(permits));
+        for of in [all, of_caller] {
+            // None has ended yet, so the one before is expected to take as long again.
+            assert_eq!(of.enter(1, now + HALF_MINUTE).unwrap_err(), HALF_MINUTE);
+        }
     }
 }
