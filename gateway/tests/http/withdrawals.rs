@@ -280,7 +280,9 @@ async fn withdrawals_beyond_those_that_are_repeated_are_sent_once_and_counted() 
     setup.worker(&[ECHO], &[]);
     // One caller has all of them.
     let most = format!("http.in_flight_max_per_key={}", WITHDRAWN_MAX + BEYOND);
-    let in_all = format!("http.in_flight_max={}", WITHDRAWN_MAX + BEYOND);
+    // Those whose withdrawals are not repeated are in flight until they have ended. Each of CALLERS has at most two others in flight: the
+    // response of the one before may count for a moment longer.
+    let in_all = format!("http.in_flight_max={}", BEYOND + 2 * CALLERS);
     for _ in 0..2 {
         setup.gateway(&["--set", &most, "--set", &in_all]);
     }
@@ -303,6 +305,11 @@ async fn withdrawals_beyond_those_that_are_repeated_are_sent_once_and_counted() 
             (0..CALLERS).map(|caller| scope.spawn(move || of_caller(caller).collect::<Vec<_>>())).collect();
         callers.into_iter().flat_map(|caller| caller.join().expect("withdrawn")).collect()
     });
+    let refused = (0..=2 * CALLERS).find_map(|n| {
+        let answer = gateway.send("PUT", &format!("/v1/jobs/more-{n}"), &[], Some(job));
+        (answer.status == 429).then(|| answer.json()["error"]["code"].clone())
+    });
+    assert_eq!(refused, Some(json!("overloaded")), "those beyond keep their places");
     listener.all_withdrawn(withdrawn).await;
     let count =
         |gateway: &Gateway, name: &str| gateway.metric(&format!("vramq_gateway_withdrawals_{name}"), "");
