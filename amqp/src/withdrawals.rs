@@ -12,8 +12,8 @@ use uuid::Uuid;
 use vramq_schemas::topology::WITHDRAWALS_EXCHANGE;
 use vramq_schemas::withdrawal::{REMEMBERED_S, TYPE, Withdrawal};
 
-/// The most withdrawn jobs whose end is awaited. Their withdrawals are repeated every few seconds, so this bounds messages too. Beyond it,
-/// a withdrawal is sent only once.
+/// The most withdrawn jobs whose withdrawals are repeated every few seconds, which bounds messages. Beyond it, a withdrawal is sent only
+/// once.
 pub const WITHDRAWN_MAX: usize = 4_096;
 
 /// The most withdrawals that wait to be sent for the first time: as many as a worker remembers. One burst has far fewer; more may pile up

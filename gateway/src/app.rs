@@ -97,7 +97,7 @@ pub struct Stores {
 /// the job has one, and may end later, also if it is withdrawn.
 ///
 /// Its time counts in the mean that [`Retry-After`](InFlight) is made of, also if the request is refused after it was admitted, such as for
-/// the memory of its body: until then it kept others out.
+/// the memory of its body: until then it kept others out. The time of a withdrawn job that keeps its permits does not count.
 #[derive(Clone, Debug)]
 pub struct Permits {
     held: Arc<Held>,
@@ -110,7 +110,7 @@ struct Held {
 }
 
 impl Permits {
-    fn new(all: &InFlight, most: usize, of_caller: Permit) -> Result<Self, Problem> {
+    pub(crate) fn new(all: &InFlight, most: usize, of_caller: Permit) -> Result<Self, Problem> {
         match all.enter(most, Instant::now()) {
             Ok(all) => Ok(Self { held: Arc::new(Held { all, of_caller }) }),
             Err(after) => {
@@ -121,9 +121,8 @@ impl Permits {
         }
     }
 
-    /// Gives the permits back because nothing was done with them: their time does not count in the mean.
-    fn unused(self) {
-        // There are no clones yet.
+    /// Gives the permits back, and their time does not count in the mean. With clones left, the last one ends them as usual.
+    pub(crate) fn unused(self) {
         if let Some(Held { all, of_caller }) = Arc::into_inner(self.held) {
             all.unused();
             of_caller.unused();

@@ -60,7 +60,7 @@ pub struct IdleTimeout<S> {
     head_max: Duration,
     idle_max: Duration,
     waits_for: WaitsFor,
-    /// The client has yet to take bytes of a response. hyper drops the body with the request's [`InProgress`] before.
+    /// The client has yet to take bytes of a response. hyper drops the body, and with it the [`Request`], before.
     has_unsent: bool,
 }
 

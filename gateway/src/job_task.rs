@@ -2,25 +2,25 @@
 
 mod end;
 mod records;
+mod withdrawn;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
 use tokio::runtime::Handle;
-use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use uuid::Uuid;
 use vramq_producer::{Client, Input, Job, JobError, Params, Pending, Progress, SubmitOptions};
 use vramq_schemas::ItemProgress;
 use vramq_schemas::headers::{REQUEST_ID, TENANT};
 use vramq_schemas::output_name::tenant_of;
-use vramq_schemas::withdrawal::{self, Digest, Withdrawal};
+use vramq_schemas::withdrawal::{self, Digest};
 
 use crate::app::{App, OwnJob, Permits, draining};
 use crate::body_memory::BodyRoom;
 use crate::config::Broker;
 use crate::drain::Drain;
-use crate::in_flight::Permit;
 use crate::jobs::claim::{ABANDONED_AFTER, Claim};
 use crate::jobs::earlier::JobName;
 use crate::jobs::entry::{Entry, PROGRESS, State};
@@ -33,12 +33,10 @@ use crate::trace::Trace;
 use end::Decision;
 pub(crate) use end::End;
 pub(crate) use records::StoreUnreadable;
+pub(crate) use withdrawn::withdraw;
 
 /// How long a job is awaited, from its submission to its last reply. The client library ends the wait.
 pub const JOB_MAX: Duration = Duration::from_secs(3600);
-
-/// How long a withdrawn job's end is awaited, and its withdrawal repeated. A job that a policy of the broker removed never ends.
-const WITHDRAWN_AWAITED_MAX: Duration = Duration::from_secs(3600);
 
 /// The interval of `progress` events about the queue, for clients that follow a waiting job.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
@@ -126,12 +124,6 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
     Ok(entry)
 }
 
-/// Withdraws a job, unless it has ended. The withdrawal is stored and sent also if the caller hangs up meanwhile.
-pub(crate) fn withdraw(app: &App, entry: &Arc<Entry>) {
-    stop_not_before(app, entry, State::is_end);
-    entry.withdraw();
-}
-
 /// Has a gateway that stops wait until the job's state is such, within the time of the drain.
 fn stop_not_before(app: &App, entry: &Arc<Entry>, is_such: fn(&State) -> bool) {
     // Without a runtime the process has ended its drain.
@@ -189,51 +181,6 @@ impl Task {
             // The job has ended for its callers, so nobody waits for the removal.
             self.remove_record().await;
         }
-    }
-
-    /// Sends the withdrawal to the workers, and answers callers. Goes on to follow its `life`, for as long as a withdrawal may take.
-    async fn withdraw(&self, life: impl Future, held: Option<(Permits, Arc<Caller>)>, own: Option<OwnJob>) {
-        let is_elsewhere = self.entry.is_taken_elsewhere();
-        if is_elsewhere && let Some(state) = self.stored_end().await {
-            // The job has ended, so the withdrawal changes nothing.
-            self.end(End::Stored(state)).await;
-            return;
-        }
-        self.store(&State::Withdrawn).await;
-        if is_elsewhere {
-            // Once workers hear of the withdrawal, the job ends, and its own gateway removes the record, which this one must not write again.
-            self.record_withdrawal().await;
-        }
-        let withdrawal = Withdrawal { job: self.entry.message_id.clone(), secret: self.entry.secret.clone() };
-        // Before its caller hears of it: a gateway that stops answers its callers, and then waits only for withdrawals that it knows of.
-        let awaited = self.app.link.withdrawals.add(withdrawal);
-        drop(own);
-        let counted = held.map(|(permits, caller)| self.count_withdrawn(permits, &caller, awaited.is_some()));
-        self.entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
-        self.keep(0);
-        self.app.metrics.withdrawn.inc();
-        if !is_elsewhere {
-            // Only this task removes the record, and not before it goes on with the job's life.
-            self.record_withdrawal().await;
-        }
-        // Let the publish go on: the withdrawal also reaches a job that is published after it.
-        let _ = timeout(WITHDRAWN_AWAITED_MAX, life).await;
-        drop((awaited, counted));
-        self.remove_record().await;
-    }
-
-    /// Counts a withdrawn job until its end, because it may be in its queue until then, with its inputs. It counts apart from the jobs in
-    /// flight, so that a caller who hangs up now and then can send as many requests as before. If its caller has as many withdrawn jobs as it
-    /// may, or the link does not repeat its withdrawal, it keeps its permits. So no caller fills a queue by withdrawing what it sends, and the
-    /// client awaits no more jobs than it has places for.
-    fn count_withdrawn(
-        &self,
-        permits: Permits,
-        caller: &Caller,
-        is_repeated: bool,
-    ) -> Result<Permit, Permits> {
-        let apart = if is_repeated { self.app.admit_withdrawn(caller) } else { None };
-        apart.ok_or(permits)
     }
 
     /// From the publish to the last reply.
@@ -302,14 +249,16 @@ impl Task {
         }
     }
 
-    /// Logs a reply that cannot be read. Its job has failed, and whoever published it is no worker, or one that this gateway is too old for.
+    /// Logs a reply that cannot be read: whoever published it is no worker, or one that this gateway is too old for. The job fails, unless
+    /// it was withdrawn, or another gateway has stored its end.
     fn warn_of(&self, invalid: &JobError) {
         tracing::warn!(
             job = self.entry.message_id,
             model = self.entry.model,
             caller = self.entry.owner,
             error = %invalid,
-            "a reply to the job cannot be read, so the job has failed: look for what publishes such replies, as a worker of another version"
+            "a reply to the job cannot be read, so no further reply to it is taken: look for what publishes such replies, as a worker of \
+             another version"
         );
     }
 

@@ -15,7 +15,8 @@ pub const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 /// The job that a request became.
 pub const JOB_ID: HeaderName = HeaderName::from_static("x-vramq-job-id");
 
-/// The status, in the log and in metrics, of a request whose client hung up. No client receives it. nginx uses the same number.
+/// The status, in the log and in metrics, of a request whose client hung up. Only a client that closed no more than its sending side,
+/// before the end of its body, receives it. nginx uses the same number.
 pub const HUNG_UP: u16 = 499;
 
 /// The longest `Retry-After`. The OpenAI clients ignore longer ones, and try again at once.
@@ -80,7 +81,7 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
     }
 
-    /// The client hung up while it sent its request. Nobody reads this.
+    /// The client hung up while it sent its request. Only one that closed no more than its sending side reads this.
     pub fn hung_up() -> Self {
         let status = StatusCode::from_u16(HUNG_UP).unwrap_or(StatusCode::BAD_REQUEST);
         Self::new(status, "hung_up", "the connection ended before the request's body")

@@ -1,13 +1,13 @@
 //! Hostile callers: they cause no 500s and no unbounded memory, and others are served meanwhile.
 
 use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
 use serde_json::json;
 
 use crate::files::form_begin;
-use crate::harness::{Answer, ECHO, Gateway, Setup, until};
+use crate::harness::{Answer, DEADLINE, ECHO, Gateway, Setup, until};
 use crate::keys::{send, until_served, with_keys};
 
 /// Sends bytes, and reads what comes until the gateway closes the connection.
@@ -149,6 +149,16 @@ fn clients_that_hang_up_while_they_send_are_counted_as_such() {
         let malformed = head("/v1/jobs", json, &format!("Connection: close\r\n{chunked}")) + "zz\r\n";
         let answer = raw(gateway, malformed.as_bytes());
         assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+        // These close only their sending side, and still read.
+        for request in &requests {
+            let mut connection = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
+            connection.set_read_timeout(Some(DEADLINE)).unwrap();
+            connection.write_all(request.as_bytes()).unwrap();
+            connection.shutdown(Shutdown::Write).unwrap();
+            let mut answer = String::new();
+            connection.read_to_string(&mut answer).unwrap();
+            assert!(answer.starts_with("HTTP/1.1 499 "), "{answer}");
+        }
     }
 }
 

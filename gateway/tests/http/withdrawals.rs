@@ -239,29 +239,32 @@ fn a_caller_that_withdraws_what_it_sends_does_not_fill_the_queue() {
         setup.gateway(&["--set", "http.in_flight_max_per_key=2"]);
     }
     setup.wait_for_models(&[ECHO]);
-    setup.workers[0].signal("STOP");
-    let put = |gateway: &Gateway, n: usize| {
-        let job = json!({"model": ECHO, "inputs": ["x"]});
-        gateway.send("PUT", &format!("/v1/jobs/{}-{n}", gateway.program.name), &[], Some(&job))
-    };
-    for gateway in &setup.gateways {
-        // Two that count apart, and two that are in flight until they have ended.
-        for n in 0..4 {
-            let accepted = put(gateway, n);
-            assert_eq!(accepted.status, 202, "{accepted:?}");
-            let path = format!("/v1/jobs/{}-{n}", gateway.program.name);
-            assert_eq!(gateway.send("DELETE", &path, &[], None).json()["state"], "withdrawn");
+    let job = json!({"model": ECHO, "inputs": ["x"]});
+    // In the second round all places of the first are free again.
+    for round in 0..2 {
+        setup.workers[0].signal("STOP");
+        for gateway in &setup.gateways {
+            let path = |n: usize| format!("/v1/jobs/{}-{round}-{n}", gateway.program.name);
+            let put = |n: usize| gateway.send("PUT", &path(n), &[], Some(&job));
+            // Two that count apart, and two that are in flight until they have ended.
+            for n in 0..4 {
+                let accepted = put(n);
+                assert_eq!(accepted.status, 202, "{accepted:?}");
+                assert_eq!(gateway.send("DELETE", &path(n), &[], None).json()["state"], "withdrawn");
+            }
+            let refused = put(4);
+            assert_eq!(
+                (refused.status, &refused.json()["error"]["code"]),
+                (429, &json!("too_many_in_flight")),
+                "{refused:?}"
+            );
         }
-        let refused = put(gateway, 4);
-        assert_eq!(
-            (refused.status, &refused.json()["error"]["code"]),
-            (429, &json!("too_many_in_flight")),
-            "{refused:?}"
-        );
-    }
-    setup.workers[0].signal("CONT");
-    for gateway in &setup.gateways {
-        until("the withdrawn jobs have ended", || (put(gateway, 4).status != 429).then_some(()));
+        setup.workers[0].signal("CONT");
+        for gateway in &setup.gateways {
+            until("they have ended", || {
+                (gateway.metric("vramq_gateway_withdrawals_open", "") == 0.0).then_some(())
+            });
+        }
     }
 }
 
@@ -277,7 +280,9 @@ async fn withdrawals_beyond_those_that_are_repeated_are_sent_once_and_counted() 
     setup.worker(&[ECHO], &[]);
     // One caller has all of them.
     let most = format!("http.in_flight_max_per_key={}", WITHDRAWN_MAX + BEYOND);
-    let in_all = format!("http.in_flight_max={}", WITHDRAWN_MAX + BEYOND);
+    // Those whose withdrawals are not repeated are in flight until they have ended. Each of CALLERS has at most two others in flight: the
+    // response of the one before may count for a moment longer.
+    let in_all = format!("http.in_flight_max={}", BEYOND + 2 * CALLERS);
     for _ in 0..2 {
         setup.gateway(&["--set", &most, "--set", &in_all]);
     }
@@ -300,6 +305,11 @@ async fn withdrawals_beyond_those_that_are_repeated_are_sent_once_and_counted() 
             (0..CALLERS).map(|caller| scope.spawn(move || of_caller(caller).collect::<Vec<_>>())).collect();
         callers.into_iter().flat_map(|caller| caller.join().expect("withdrawn")).collect()
     });
+    let refused = (0..=2 * CALLERS).find_map(|n| {
+        let answer = gateway.send("PUT", &format!("/v1/jobs/more-{n}"), &[], Some(job));
+        (answer.status == 429).then(|| answer.json()["error"]["code"].clone())
+    });
+    assert_eq!(refused, Some(json!("overloaded")), "those beyond keep their places");
     listener.all_withdrawn(withdrawn).await;
     let count =
         |gateway: &Gateway, name: &str| gateway.metric(&format!("vramq_gateway_withdrawals_{name}"), "");
