@@ -60,8 +60,8 @@ fn workers_that_do_not_listen_count_among_the_expected_ones() {
     let named = ["there".to_owned(), "off".to_owned()];
     let mut how = How::default();
     how.expect = Some(2);
-    let mut responses = Responses::default();
-    responses.workers = named.iter().map(|name| (name.clone(), Known::default())).collect();
+    let workers = named.iter().map(|name| (name.clone(), Known::default())).collect();
+    let mut responses = Responses { workers, ..Responses::default() };
     responses.not_listening.insert("off".to_owned());
     assert!(!responses.is_complete(&Command::Pause, &named, &how));
     responses.answered(answer("there", Outcome::Done), false).unwrap();
