@@ -18,7 +18,17 @@ async fn a_reply_that_cannot_be_read_fails_its_job_and_is_told() {
         (FieldTable::default(), "{}", "header `offset` is absent"),
         (of_one_item(), "nonsense", "invalid reply"),
         // Larger than a vector's numbers can be.
-        (of_one_item(), r#"{"model": "echo", "outputs": [{"embedding": [0.5, 1e39]}]}"#, "is not finite"),
+        (
+            of_one_item(),
+            r#"{"model": "echo", "outputs": [{"embedding": [0.5, 1e39]}]}"#,
+            "number out of range",
+        ),
+        // 0.5 and an infinity.
+        (
+            of_one_item(),
+            r#"{"model": "echo", "outputs": [{"embedding": "AAAAPwAAgH8=", "dtype": "f32"}]}"#,
+            "is not finite",
+        ),
     ];
     for gateway in &setup.gateways {
         for (headers, body, fault) in &replies {

@@ -140,7 +140,7 @@ const AGAIN: &str = "replies-again";
 
 /// A job that has to go back to a queue that is full neither blocks its worker nor runs again as it was.
 async fn a_full_queue_takes_a_job_back_later(env: &mut TestEnv) -> Result<()> {
-    for text in ["out of memory", "made to fail", "the job queue is full"] {
+    for text in ["out of memory", "made to fail", "the queue of the requeued job is full"] {
         env.announce(text);
     }
     // Two items a pass, of which the second one fails; one job at a time.
@@ -171,7 +171,7 @@ async fn a_full_queue_takes_a_job_back_later(env: &mut TestEnv) -> Result<()> {
     })
     .await?;
     proxy.pass();
-    worker.log.wait_for("the job queue is full").await?;
+    worker.log.wait_for("the queue of the requeued job is full").await?;
     env.replies().await?.take(fillers).await?;
     let replies = answered_once(&mut env.client.mailbox(AGAIN).await?, "again", &items).await?;
     let offsets: Vec<_> = replies.iter().map(|reply| Ok(reply.reply()?.offset)).collect::<Result<_>>()?;
