@@ -67,7 +67,7 @@ function whenAborted(signal, call) {
 // A job from the call that makes it until its last reply.
 export class Pending {
   ended = false
-  // Not by `error` alone: the reason of a signal may be null.
+  // `error` alone does not show it: a signal may be aborted with null as its reason.
   hasFailed = false
   confirmed = false
   // Whether its replies still come although nobody waits for them.

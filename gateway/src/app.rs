@@ -94,7 +94,7 @@ pub struct Stores {
 }
 
 /// Counts a request as in flight, for its caller and in total, until all clones are dropped. The response has one clone until it is sent;
-/// the job has one, and may end later, also if it is withdrawn.
+/// the job has one, and may end later. A withdrawn job that counts apart (see [`App::admit_withdrawn`]) has none.
 ///
 /// Its time counts in the mean that [`Retry-After`](InFlight) is made of, also if the request is refused after it was admitted, such as for
 /// the memory of its body: until then it kept others out. The time of a withdrawn job that keeps its permits does not count.
@@ -188,7 +188,7 @@ impl App {
         let most = self.in_flight_max(caller);
         let of_caller = caller.usage.in_flight.enter(most, Instant::now()).map_err(|after| {
             let message = format!(
-                "`{}` may have {most} requests and unfinished jobs in flight; as many withdrawn jobs that have not ended count apart",
+                "`{}` may have {most} requests and unfinished jobs in flight, and as many withdrawn jobs that have not ended",
                 caller.name
             );
             too_many("too_many_in_flight", message, after)

@@ -249,7 +249,7 @@ impl Task {
         }
     }
 
-    /// Logs a reply that cannot be read: whoever published it is no worker, or one that this gateway is too old for. The job fails, unless
+    /// Logs a reply that cannot be read: its publisher is no worker, or a worker that this gateway is too old for. The job fails, unless
     /// it was withdrawn, or another gateway has stored its end.
     fn warn_of(&self, invalid: &JobError) {
         tracing::warn!(
@@ -257,8 +257,8 @@ impl Task {
             model = self.entry.model,
             caller = self.entry.owner,
             error = %invalid,
-            "a reply to the job cannot be read, so no further reply to it is taken: look for what publishes such replies, as a worker of \
-             another version"
+            "a reply to the job cannot be read, so no further reply to it is taken: look for what publishes such replies, such as a \
+             worker of another version"
         );
     }
 

@@ -21,7 +21,8 @@ pub const PARAMS_BYTES_MAX: usize = 64 * 1024;
 /// AMQP short string of 255.
 pub const MODEL_NAME_BYTES_MAX: usize = 128;
 
-/// The longest revision that a job may demand, in bytes: that of a reply, so that each can be demanded.
+/// The longest revision that a job may demand, in bytes: the longest that a reply's header holds, so that every revision that a reply
+/// names can be demanded.
 pub const MODEL_REVISION_BYTES_MAX: usize = TEXT_BYTES_MAX;
 
 /// The longest name of a tenant (`vramq-tenant`), in bytes. It is copied into the headers of each attempt.

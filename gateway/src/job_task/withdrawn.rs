@@ -58,7 +58,7 @@ impl Task {
         if let Some(counted) = counted {
             give_back(counted);
         }
-        // Last: who sees that no withdrawn job is left finds the places free.
+        // After the places are free: the gauge of open withdrawals is 0 only then.
         drop(awaited);
         self.remove_record().await;
     }

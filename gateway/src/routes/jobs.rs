@@ -54,7 +54,7 @@ pub struct JobRequest {
 
 impl JobRequest {
     /// # Errors
-    /// It has no inputs, or too many, no batch could be as small as it hints, or no revision is as long as the one that it demands.
+    /// It has no inputs or too many, its batch hint is 0, or its model revision is too long.
     fn check(&self) -> Result<(), Problem> {
         if self.inputs.is_empty() {
             return Err(Problem::invalid("`inputs` is an empty list").about("inputs"));

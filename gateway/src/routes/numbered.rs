@@ -5,10 +5,10 @@ use std::fmt;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use vramq_producer::Input;
 
-/// Reads them, for `deserialize_with`. How many there may be is checked afterwards, for another status than that of a malformed body.
+/// Reads the inputs, for `deserialize_with`. Their number is checked later, because too many get another status than a malformed body.
 ///
 /// # Errors
-/// One of them is none.
+/// One of them is not an input.
 pub fn inputs<'de, D: Deserializer<'de>>(inputs: D) -> Result<Vec<Input>, D::Error> {
     inputs.deserialize_seq(Inputs)
 }

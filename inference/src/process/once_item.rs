@@ -286,8 +286,8 @@ impl Runner<'_> {
         output.map_err(|what| self.failed(FailureKind::Output, what, said))
     }
 
-    /// Lets a program that has ended go, with its `entry`. The pass does not wait for long for processes that were killed and do not end:
-    /// returns what waits for them.
+    /// Waits until all processes of an ended program are gone, and drops its `entry` then. After [`GONE_LIMIT`] it returns the task that goes
+    /// on waiting.
     async fn finish(&self, mut child: Child, entry: Entry) -> Option<JoinHandle<()>> {
         child.finish().await;
         let name = self.config.name.clone();

@@ -208,7 +208,7 @@ async fn an_output_that_takes_nothing_ends_the_command(env: &mut TestEnv) -> Res
     worker.answers("/readyz", 503).await.map(drop)
 }
 
-/// Runs a command line on a terminal; what it shows there. Variables that ask for colours on any terminal, as continuous integration sets `CI`, are taken away.
+/// Runs a command line on a terminal; what it shows there. Variables that change whether there are colours, such as `CI`, are removed.
 async fn on_a_terminal(line: &str, no_color: Option<&str>) -> Result<String> {
     let mut command = Command::new("script");
     command.args(["-qec", line, "/dev/null"]).env("TERM", "xterm").stdin(Stdio::null());

@@ -166,10 +166,13 @@ async fn a_broker_that_refuses_is_not_one_that_is_away(env: &mut TestEnv) -> Res
     let nothing = Permissions { configure: String::new(), write: String::new(), read: String::new() };
     let (_, url) = env.add_user_with("powerless", &nothing).await?;
     // The refusal ends the listening.
-    let later = vramq(&url, &["status", "--for", "1h"]).await?;
-    ensure!(later.code == Some(4), "{later:?}");
-    ensure!(later.stderr.contains("error: refused by the broker: "), "{later:?}");
-    ensure!(later.stderr.contains("ACCESS_REFUSED") && !later.stdout.contains("reconnect"), "{later:?}");
+    let refused = vramq(&url, &["status", "--for", "1h"]).await?;
+    ensure!(refused.code == Some(4), "{refused:?}");
+    ensure!(refused.stderr.contains("error: refused by the broker: "), "{refused:?}");
+    ensure!(
+        refused.stderr.contains("ACCESS_REFUSED") && !refused.stdout.contains("reconnect"),
+        "{refused:?}"
+    );
     let json = vramq(&url, &["status", "--json", "--for", "1h"]).await?;
     ensure!(json.code == Some(4), "{json:?}");
     let report: Value = serde_json::from_str(&json.stdout)?;

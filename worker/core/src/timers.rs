@@ -11,7 +11,7 @@ use crate::sizes::Size;
 pub(crate) enum Timer {
     /// A publication about a job that the broker refused is offered again.
     PublishAgain(JobKey),
-    /// A job that can be neither answered nor dead-lettered goes back to its queue.
+    /// A job that can neither be dead-lettered nor requeued goes back to its queue.
     GiveBack(JobKey),
     /// Checks whether a further queue that was lost can be consumed.
     LookForQueue(ModelIndex, QueueIndex),

@@ -124,7 +124,7 @@ impl FirstReplies {
                 let outcome = outcome?;
                 self.broker_answers();
                 self.shared.channels().confirmed();
-                // A channel that was told that a queue is full may refuse messages to it for good.
+                // After a refusal the channel may refuse all further messages to this queue: see `Facts::note`.
                 if outcome != MessageOutcome::Refused {
                     channel.put_back();
                 }

@@ -27,8 +27,8 @@ use super::publisher::MessageOutcome;
 /// [`UNCONFIRMED_MAX`].
 const LATELY: Duration = Duration::from_millis(100);
 
-/// How long after a refusal on the shared channel no confirm on another channel lets a reply use it. Until then replies to the queue go
-/// one by one; if that channel still refuses them, one reply in this time is offered twice.
+/// After the shared channel refused a reply to a queue, confirms on other channels do not bring the queue's replies back to it for so long.
+/// Until then they go one by one. If the shared channel still refuses them after that, one reply in each such time is offered twice.
 const REFUSED_LATELY: Duration = Duration::from_secs(2);
 
 /// The most unconfirmed replies to a queue on the shared channel, unless the queue confirmed one lately: RabbitMQ's `SOFT_LIMIT`

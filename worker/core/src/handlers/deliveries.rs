@@ -98,7 +98,7 @@ impl Core {
                 self.wait_for_reply_queue(received)
             }
             decision => {
-                // A dead letter may be refused. The message that follows starts without the broker's count.
+                // If the dead letter is refused, the job is published again, and the broker counts the deliveries of the new message from zero.
                 received.set_crashes(decision.crashes());
                 Some(self.after_crashes(received, decision))
             }

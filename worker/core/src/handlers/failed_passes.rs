@@ -161,7 +161,7 @@ impl Core {
         let (headers, was_alone) = (running.headers.clone(), running.received.runs_alone());
         if was_alone && headers.crashes >= crashes_max {
             let crashes = headers.crashes;
-            // The dead letter may be refused. Then the message that follows must not run again.
+            // If the dead letter is refused, the job is published again with these crashes, and must not run again.
             running.received.set_crashes(crashes);
             let model = running.received.delivery.model;
             let error = format!(

@@ -99,8 +99,8 @@ impl Settling {
             trace_id,
             destination,
             seconds,
-            "the dead letter is refused: the dead queue is full or has a length limit, or another queue with this binding does. The job \
-             waits in a delay queue, and then ends again. Make room, or raise the limit, and remove it only then"
+            "the dead letter is refused: the dead queue, or another queue with the same binding, is full. The job waits in a delay queue, \
+             and is then decided about again. Make room or raise the length limit; remove a limit only after that"
         );
         let mut headers = self.received.reached();
         if let JobOutcome::DeadLetter { headers: Some(of_letter), .. } = &self.outcome {
