@@ -1,4 +1,4 @@
-//! What the jobs of a run came to, and how a run ends: its messages and its exit code.
+//! Counts how the jobs of a run ended, and says how the run ends: by its messages and its exit code.
 
 use std::io;
 
