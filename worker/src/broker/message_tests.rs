@@ -285,6 +285,23 @@ fn a_demanded_revision_that_is_too_large_to_keep_is_not_forgotten() {
     }
 }
 
+/// Otherwise the job would run the next time.
+#[test]
+fn headers_that_cannot_be_read_are_not_forgotten_whatever_their_size() {
+    let identity = Identity { worker: "w".to_owned(), version: "1" };
+    let rejection = Rejection::new(Reason::Malformed, "it is");
+    for bytes in [100, 110_000] {
+        let mut table = FieldTable::default();
+        table.insert(headers::UNREADABLE.into(), AMQPValue::ByteArray(vec![1; bytes].into()));
+        let received = delivered("vramq.jobs", BasicProperties::default().with_message_id("j".into()), table);
+        let again = requeue(&received, &model(), &JobHeaders::default(), &Route::Now);
+        let letter = dead_letter(&received, None, &model(), &identity, &rejection);
+        for message in [again, letter] {
+            assert!(headers::unreadable(&message.headers).is_some(), "{bytes} bytes");
+        }
+    }
+}
+
 /// The replies with these JSON outputs, as a client reads them; and why an output fits no reply.
 fn read_replies(
     values: Vec<serde_json::Value>,
